@@ -18,13 +18,12 @@ from martlet.schema.access import (
 CALLS: Mapping[str, CallAccess] = {
     **dict.fromkeys(
         (
-            "topic.find",
             *("transaction.list", "transaction.show", "transaction.series"),
             *("group.list", "group.reset"),
         ),
         OPERATORS,
     ),
-    **dict.fromkeys(("topic.fetch", "topic.offset"), READERS),
+    "topic.fetch": READERS,
     "channel.want": CONSUMERS,
     **dict.fromkeys(
         (

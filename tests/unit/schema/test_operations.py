@@ -9,15 +9,17 @@ import pytest
 from docs.reference.generate import declared_operations
 from msgspec import inspect
 
+from martlet.broker.groups.fetch import MAX_FETCH_BYTES
 from martlet.broker.queue import queue_log
 from martlet.broker.retry import DeadLetterReason
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
 from martlet.schema.access_table import CALLS
 from martlet.schema.dead_letters import REASONS
 from martlet.schema.kinds import MessageIds, Text, TopicName
+from martlet.schema.messages import FindByKey
 from martlet.schema.operation import Operation, OperationRequest
-from martlet.schema.read import fields_of, help_of
+from martlet.schema.read import fields_of, help_of, type_of
 from martlet.testing import Broker
 
 OPERATIONS = declared_operations()
@@ -29,6 +31,8 @@ ALWAYS_REQUIRED = {
     "topic.configure": ["topic", "policy"],
     "channel.configure": ["topic", "channel", "policy"],
     "channel.restore": ["topic", "channel", "queues"],
+    "topic.offset": ["topic", "time_ms"],
+    "topic.find": ["topic", "key"],
 }
 
 
@@ -118,3 +122,10 @@ def test_the_reasons_of_dead_letters_are_the_brokers() -> None:
 def test_the_queues_of_a_topic_are_the_brokers() -> None:
     assert topics.MAX_QUEUES == queue_log.MAX_QUEUES
     assert fields_of(topics.LogQueue)["priority"].default == NORMAL_PRIORITY
+
+
+def test_a_search_by_key_has_the_limits_of_keys_and_of_fetches() -> None:
+    key, max_bytes = (type_of(fields_of(FindByKey)[name])[0] for name in ("key", "max_bytes"))
+    assert isinstance(key, inspect.StrType)
+    assert isinstance(max_bytes, inspect.IntType)
+    assert (key.max_length, max_bytes.le) == (MAX_KEY_BYTES, MAX_FETCH_BYTES)

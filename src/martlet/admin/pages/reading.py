@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from martlet.admin.actions import ActionRefused
 from martlet.client.admin import Admin, AdminError, LogMessage, LogQueue
+from martlet.durations import MILLISECOND_NS
 
 MAX_FOUND = 50
 MAX_LOOKED = 20_000
@@ -132,7 +133,8 @@ class LogLook:
 async def look_for_key(
     admin: Admin, start: ReadStart, wanted: MessageFilter, after: Mapping[str, str]
 ) -> LogLook:
-    """Search by key, newest first: brokers have an index of keys. Raises AdminError.
+    """Search by key, newest first: brokers have an index of keys. Raises AdminError,
+    and ActionRefused: no message can have that key.
 
     Args:
         admin: the way to the brokers.
@@ -141,15 +143,18 @@ async def look_for_key(
         after: where an earlier search ended; empty to begin.
     """
     began_s = time.monotonic()
-    answers = await (admin.at(start.broker) if start.broker else admin).messages.by_key(
-        start.topic,
-        wanted.key,
-        since_ns=start.time_ms * 1_000_000,
-        limit=MAX_FOUND,
-        max_bytes=_MAX_KEY_BYTES,
-        after=after or None,
-        time_limit_ms=round(MAX_S * 1000),
-    )
+    try:
+        answers = await (admin.at(start.broker) if start.broker else admin).messages.by_key(
+            start.topic,
+            wanted.key,
+            since_ns=start.time_ms * MILLISECOND_NS,
+            limit=MAX_FOUND,
+            max_bytes=_MAX_KEY_BYTES,
+            after=after or None,
+            time_limit_ms=round(MAX_S * 1000),
+        )
+    except ValueError as error:
+        raise ActionRefused(str(error)) from None
     look = LogLook(errors=list(map(str, answers.failures.values())))
     for url, found in answers.values.items():
         look.looked += len(found.messages)

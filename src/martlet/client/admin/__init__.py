@@ -41,7 +41,7 @@ from martlet.client.admin.groups import (
     ResetPosition,
     ResetQueue,
 )
-from martlet.client.admin.messages import KeyMatches, LogMessage, LogRead, MessageAdmin, OffsetFound
+from martlet.client.admin.messages import KeyMatches, LogMessage, LogRead, MessageAdmin
 from martlet.client.admin.nodes import (
     Node,
     NodeAdmin,
@@ -79,6 +79,7 @@ from martlet.schema.dead_letters import (
     Moved,
 )
 from martlet.schema.delayed import Cancelled, DelayedMessage
+from martlet.schema.messages import OffsetFound
 from martlet.schema.topics import LogQueue, TopicDescription
 from martlet.schema.traces import FoundMessages, MessageEvent, MessageStanding, TracedMessage
 

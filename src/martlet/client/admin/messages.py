@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from martlet.client.admin.answers import Answers
-from martlet.client.admin.decode import UNREADABLE, Described
+from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
-from martlet.client.admin.methods import called
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.methods import Method, at_each, called
 from martlet.client.admin.noun import Noun, id_texts, place
 from martlet.properties.model import Properties
+from martlet.schema.messages import FIND, OFFSET, SearchByKey
+from martlet.schema.read import checked, read_answer
 from martlet.schema.topics import DESCRIBE, LogQueue
 
 _GRACE_S = 5
@@ -81,41 +84,54 @@ class KeyMatches:
     next: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffsetFound(Described):
-    """The offset of a time.
+class _ByKey(SearchByKey, kw_only=True):
+    """The parameters of `by_key`.
 
-    Attributes:
-        queue: its queue.
-        offset: of the first message published at or after the time.
-        is_gone: whether earlier messages since that time are no longer stored.
-        start_offset, end_offset: the offsets of the queue's first stored and next new message.
+    after: the `next` of brokers' last answers, by URL: only those are asked, and of them only those
+        that have one
     """
 
-    queue: int
-    offset: int
-    is_gone: bool = field(metadata={"name": "gone"})
-    start_offset: int
-    end_offset: int
+    after: Mapping[str, str] | None = None
 
 
-class MessageAdmin(Noun):
+async def _by_key(http: AdminHttp, request: Any) -> Answers[KeyMatches]:
+    fields = checked(SearchByKey, request)
+    topic = {"topic": fields["topic"]}
+    after: Mapping[str, str] | None = request.after
+    timeout_s = request.time_limit_ms / 1000 + _GRACE_S
+
+    async def find_at(url: str) -> KeyMatches:
+        asked = {**fields, "after": after[url]} if after else fields
+        answer, data = await http.call_with_bytes(url, FIND.name, asked, timeout_s=timeout_s)
+        described = await called(http, url, DESCRIBE, topic)
+        try:
+            matches = read_answer(FIND.answer, answer)
+            return KeyMatches(messages=_messages(data, described.queues), next=matches.next)
+        except UNREADABLE as error:
+            raise _unintelligible(url, FIND.name, error) from None
+
+    if after is None:
+        return await http.each(await http.brokers(fields["topic"]), find_at)
+    return await http.each([url for url, following in after.items() if following], find_at)
+
+
+class MessageMethods:
+    """The declared methods of both clients."""
+
+    offset_at = at_each(OFFSET)
+    by_key = Method(FIND, _ByKey, "Answers[KeyMatches]", _by_key)
+
+
+class MessageAdmin(MessageMethods, Noun):
     """The messages of brokers' logs: `Admin.messages`.
 
     Each method answers for each broker that has the topic, which has offsets of its own, and raises
     AdminError only if none answered.
+
+    ``by_key`` ends early at a limit; an answer may have no messages and still a `KeyMatches.next`.
+    It may take its time limit, whatever ``request_timeout_s`` is. A message that the broker moves
+    within its log between two requests may be missed.
     """
-
-    async def offset_at(self, topic: str, time_ms: int, *, queue: int = 0) -> Answers[OffsetFound]:
-        """Find the first message published at or after a time.
-
-        Args:
-            topic: its topic.
-            time_ms: the time, in milliseconds since 1970.
-            queue: its queue.
-        """
-        fields = {**place(topic), "queue": queue, "time_ms": time_ms}
-        return await self._http.call_each("topic.offset", fields, OffsetFound.read)
 
     async def read(
         self,
@@ -158,60 +174,6 @@ class MessageAdmin(Noun):
 
         return await http.each(await http.brokers(topic), read_at)
 
-    async def by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        since_ns: int = 0,
-        until_ns: int | None = None,
-        limit: int = 20,
-        max_bytes: int = 1 << 20,
-        after: Mapping[str, str] | None = None,
-        time_limit_ms: int = 10_000,
-    ) -> Answers[KeyMatches]:
-        """Find the messages with a key or an order key, newest first.
-
-        A request ends early at a limit; an answer may have no messages and still a `next`. A
-        message that the broker moves within its log between two requests may be missed.
-
-        Args:
-            topic: their topic.
-            key: the key.
-            since_ns, until_ns: when they were published, the second exclusive, in nanoseconds since
-                1970.
-            limit: maximum messages of each broker, up to 1,000.
-            max_bytes: maximum size, up to 8 MiB; one message is returned, however large.
-            after: the `next` of brokers' last answers, by URL: only those are asked, and of them
-                only those that have one.
-            time_limit_ms: the time limit of the search at a broker, whatever ``request_timeout_s``
-                is.
-        """
-        fields = {
-            **place(topic),
-            "key": key,
-            "since_ns": since_ns,
-            **({} if until_ns is None else {"until_ns": until_ns}),
-            "limit": limit,
-            "max_bytes": max_bytes,
-            "time_limit_ms": time_limit_ms,
-        }
-        http = self._http
-        timeout_s = time_limit_ms / 1000 + _GRACE_S
-
-        async def find_at(url: str) -> KeyMatches:
-            asked = {**fields, "after": after[url]} if after else fields
-            answer, data = await http.call_with_bytes(url, "topic.find", asked, timeout_s=timeout_s)
-            found = await called(http, url, DESCRIBE, place(topic))
-            try:
-                return KeyMatches(messages=_messages(data, found.queues), next=str(answer["next"]))
-            except UNREADABLE as error:
-                raise _unintelligible(url, "topic.find", error) from None
-
-        if after is None:
-            return await http.each(await http.brokers(topic), find_at)
-        return await http.each([url for url, following in after.items() if following], find_at)
-
     async def find(self, topic: str, message_id: str | bytes) -> Answers[LogMessage]:
         """Return the message with an id. A broker that does not have it has an `AdminNotFound`.
 
@@ -243,7 +205,12 @@ class MessageAdmin(Noun):
 def _read(url: str, queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
     """Decode the answer of a fetch. Raises AdminError."""
     try:
-        return _decoded(queue, answer, data)
+        return LogRead(
+            messages=_messages(data, [queue]),
+            next_offset=int(answer["next_offset"]),
+            start_offset=int(answer["start_offset"]),
+            end_offset=int(answer["end_offset"]),
+        )
     except UNREADABLE as error:
         raise _unintelligible(url, "topic.fetch", error) from None
 
@@ -278,12 +245,3 @@ def _messages(data: bytes, queues: Sequence[LogQueue]) -> tuple[LogMessage, ...]
             )
         )
     return tuple(messages)
-
-
-def _decoded(queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
-    return LogRead(
-        messages=_messages(data, [queue]),
-        next_offset=int(answer["next_offset"]),
-        start_offset=int(answer["start_offset"]),
-        end_offset=int(answer["end_offset"]),
-    )

@@ -114,12 +114,10 @@ class ChannelAdmin(_SyncNoun):
     peek_pages = _iterated(channels.ChannelAdmin.peek_pages)
 
 
-class MessageAdmin(_SyncNoun):
+class MessageAdmin(_SyncNoun, messages.MessageMethods):
     """`martlet.client.admin.MessageAdmin` with methods that block."""
 
-    offset_at = _awaited(messages.MessageAdmin.offset_at)
     read = _awaited(messages.MessageAdmin.read)
-    by_key = _awaited(messages.MessageAdmin.by_key)
     find = _awaited(messages.MessageAdmin.find)
 
 

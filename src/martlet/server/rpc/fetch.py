@@ -6,8 +6,6 @@
                   it waits up to ``wait_ms`` for some
 ``topic.fetch``   the same without a group: the broker retains nothing for the reader, so messages
                   stay only as long as channels need them, or by the topic's retention
-``topic.offset``  the first offset stored at or after ``time_ms``; ``gone`` if earlier messages
-                  since that time have gone
 ================  ==================================================================================
 
 A fetch answers ``queue``, ``offset`` (as requested), ``next_offset``, ``start_offset``,
@@ -34,8 +32,10 @@ from martlet.broker.groups.fetch import (
     Status,
 )
 from martlet.broker.topic.rewind import offset_at
+from martlet.schema.messages import OFFSET, FindOffset, OffsetFound
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.long_poll import LongPoll
+from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -63,7 +63,7 @@ class FetchCalls:
         return {
             "group.fetch": self.group_fetch,
             "topic.fetch": self.topic_fetch,
-            "topic.offset": self.offset,
+            **served(OFFSET, self.offset),
         }
 
     async def group_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -164,18 +164,17 @@ class FetchCalls:
             ) from None
         return (Status.FOUND if found.count else Status.NO_NEW), found
 
-    def offset(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def offset(self, caller: Caller, request: FindOffset) -> OffsetFound:
         """Find the offset of a time in a queue."""
-        arguments.only("topic", "queue", "time_ms")
-        part = part_of(arguments.topic(self._broker), arguments)
-        offset, gone = offset_since(part, arguments.number("time_ms"))
-        return {
-            "queue": part.number,
-            "offset": offset,
-            "gone": gone,
-            "start_offset": min(part.queue.start_offset, part.limit),
-            "end_offset": part.limit,
-        }
+        part = self._broker.find_topic(request.topic).part(request.queue)
+        offset, is_gone = offset_since(part, request.time_ms)
+        return OffsetFound(
+            queue=part.number,
+            offset=offset,
+            is_gone=is_gone,
+            start_offset=min(part.queue.start_offset, part.limit),
+            end_offset=part.limit,
+        )
 
 
 def _start(part: Topic, channel: Channel | None) -> int:

@@ -155,6 +155,24 @@ async def test_a_search_by_key_needs_no_reading_and_continues(
         assert "does not continue there" in html
 
 
+@pytest.mark.parametrize("key", ["", "&key=k"])
+@pytest.mark.parametrize(
+    ("time", "is_before"),
+    [("1900-01-01", True), ("0", True), ("9999-12-31", False), ("99999999999999999999", False)],
+)
+async def test_any_time_is_before_or_after_all_messages(
+    page: Page, broker: Broker, key: str, time: str, is_before: bool
+) -> None:
+    await send(broker, out(b"m", keys=["k"]))
+    html = await page.get(f"/messages?topic=orders&from=time&time={time}{key}")
+    assert len(ids_of(html)) == is_before
+
+
+async def test_a_key_that_no_message_can_have_is_refused(page: Page) -> None:
+    html = await page.get(f"/messages?topic=orders&key={'k' * 1025}", 400)
+    assert "key must be a text of at most 1024 characters" in text_of(html)
+
+
 async def test_all_queues_of_all_brokers_are_read(broker: Broker) -> None:
     async with Broker() as other, Admin([broker.http_address, other.http_address]) as admin:
         await admin.topics.create("several", 3)

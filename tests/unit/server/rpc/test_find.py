@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.broker.disk_core import DiskCore
 
+from martlet.broker.errors import NotFound
 from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.properties.model import Properties
 from martlet.server.data_folder import DataFolder
@@ -32,8 +33,8 @@ class Finder:
 
     async def find(self, **fields: object) -> tuple[int, bytes, str]:
         """The count of messages found, their bytes, and where the next request goes on."""
-        answer = await self._calls.find(CALLER, CallArguments(fields))
-        described, data = reply_of(answer)
+        call: Any = self._calls.methods()["topic.find"]
+        described, data = reply_of(await call(CALLER, CallArguments(fields)))
         count, following = described["count"], described["next"]
         assert isinstance(count, int)
         return count, data, str(following)
@@ -101,10 +102,10 @@ async def test_an_answer_ends_at_its_limits_and_the_next_goes_on(finder: Finder)
     [
         ({"key": ""}, "'key' is empty"),
         ({"key": "k" * 1025}, "'key' must be a text of at most 1024"),
-        ({"key": "k", "after": "7"}, "'after' is no 'next' of an answer: '7'"),
-        ({"key": "k", "after": "7-\u0664\u00b2"}, "'after' is no 'next' of an answer"),
+        ({"key": "k", "after": "7"}, "after '7': it is the 'next' of an answer"),
+        ({"key": "k", "after": "7-\u0664\u00b2"}, "it is the 'next' of an answer"),
         ({"key": "k", "limit": 1001}, "'limit' must be a whole number from 1 to 1000"),
-        ({"key": "k", "topic": "missing"}, "topic"),
+        ({"key": "k", "after": "1-" + "0" * 38}, "it is the 'next' of an answer"),
         ({}, "the argument 'key' is missing"),
     ],
 )
@@ -114,3 +115,5 @@ async def test_bad_arguments_are_refused(
     finder.core.broker.topic("t")
     with pytest.raises(CallError, match=text):
         await finder.find(**{"topic": "t", **fields})
+    with pytest.raises(NotFound, match="there is no topic 'missing'"):
+        await finder.find(topic="missing", key="k")
