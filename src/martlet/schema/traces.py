@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, field
 
+from martlet.names import ID_PATTERN
 from martlet.schema.access import OPERATORS
 from martlet.schema.kinds import IS_ID, MAX_NUMBER, MessageId, Text, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest, operation
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     _AnyCaseId = MessageId
 else:
     _AnyCaseId = Annotated[
-        str, Meta(pattern=r"^[0-9a-fA-F]{16}$(?!\n)", max_length=16, extra=IS_ID)
+        str, Meta(pattern=rf"^(?i:{ID_PATTERN})$(?!\n)", max_length=16, extra=IS_ID)
     ]
 _TimeNs = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Count = Annotated[int, Meta(ge=1, le=1000)]

@@ -20,7 +20,7 @@ from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import Method, at_each, called
-from martlet.client.admin.noun import Noun, id_texts, place
+from martlet.client.admin.noun import Noun, id_text, place
 from martlet.properties.model import Properties
 from martlet.schema.messages import FIND, OFFSET, SearchByKey
 from martlet.schema.read import checked, read_answer
@@ -181,7 +181,7 @@ class MessageAdmin(MessageMethods, Noun):
             topic: its topic.
             message_id: 16 hexadecimal digits.
         """
-        (text,) = id_texts([message_id])
+        text = id_text(message_id)
         http = self._http
 
         async def find_at(url: str) -> LogMessage:

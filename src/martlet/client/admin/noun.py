@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from martlet.client.admin.http import AdminHttp
@@ -46,21 +46,15 @@ def place(topic: str, channel: str | None = None) -> dict[str, str]:
     return names
 
 
-def id_texts(ids: str | bytes | Iterable[str | bytes]) -> list[str]:
-    """Return the ids of messages, or of one, as texts; those of the client's messages are bytes.
+def id_text(message_id: str | bytes) -> str:
+    """Return the id of a message as text; those of the client's messages are bytes.
 
-    Raises:
-        ValueError: one of them is no id, or there is none.
+    Raises ValueError: it is no id.
     """
-    if isinstance(ids, str | bytes):
-        ids = [ids]
-    texts = [each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in ids]
-    if not texts:
-        raise ValueError("ids is empty: name at least one message, or leave ids out")
-    for text in texts:
-        if not is_message_id(text):
-            raise ValueError(f"{ID_RULE}: {text[:80]!r}")
-    return texts
+    text = message_id.decode("ascii", "replace") if isinstance(message_id, bytes) else message_id
+    if not is_message_id(text):
+        raise ValueError(f"{ID_RULE}: {text[:80]!r}")
+    return text
 
 
 def given(**arguments: Any) -> dict[str, Any]:
