@@ -23,6 +23,8 @@ Size = Annotated[int, Meta(ge=0, le=8 << 20, extra={"kind": "size"})]
 """A number of bytes; commands take ``4MiB``."""
 TimeMs = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"kind": "time"})]
 """A time in milliseconds since 1970; commands and pages take a date, or how long ago it was."""
+TimeNs = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+"""A time in nanoseconds since 1970."""
 if TYPE_CHECKING:
     MessageId = str | bytes
     """The id of a message; those of the client's messages are bytes."""

@@ -11,12 +11,11 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from martlet.schema.access import OPERATORS, READERS
-from martlet.schema.kinds import MAX_NUMBER, Position, Text, TimeMs, TopicName
+from martlet.schema.kinds import Position, Text, TimeMs, TimeNs, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest, operation
 
 _IS_PLACE = {"rule": ": it is the 'next' of an answer"}
 _Place = Annotated[str, Meta(pattern=r"^([0-9]+-[0-9]+)?$(?!\n)", max_length=39, extra=_IS_PLACE)]
-_TimeNs = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 
 
 class FindOffset(OperationRequest):
@@ -63,8 +62,8 @@ class SearchByKey(OperationRequest):
 
     topic: TopicName
     key: Text
-    since_ns: _TimeNs = 0
-    until_ns: _TimeNs | None = None
+    since_ns: TimeNs = 0
+    until_ns: TimeNs | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     max_bytes: Annotated[int, Meta(ge=1, le=8 << 20)] = 1 << 20
     time_limit_ms: Annotated[int, Meta(ge=1, le=600_000)] = 10_000

@@ -9,7 +9,7 @@ from msgspec import Meta, field
 
 from martlet.names import ID_PATTERN
 from martlet.schema.access import OPERATORS
-from martlet.schema.kinds import IS_ID, MAX_NUMBER, MessageId, Text, TopicName
+from martlet.schema.kinds import IS_ID, MessageId, Text, TimeNs, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest, operation
 from martlet.schema.read import Refusal
 
@@ -19,7 +19,6 @@ else:
     _AnyCaseId = Annotated[
         str, Meta(pattern=rf"^(?i:{ID_PATTERN})$(?!\n)", max_length=16, extra=IS_ID)
     ]
-_TimeNs = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Count = Annotated[int, Meta(ge=1, le=1000)]
 _SearchMs = Annotated[int, Meta(ge=1, le=600_000)]
 
@@ -46,7 +45,7 @@ class FindMessages(_WithId, kw_only=True):
     former: ClassVar[Mapping[str, str]] = {"most": "limit", "limit_ms": "time_limit_ms"}
     key: Text | None = None
     topic: TopicName | None = None
-    since_ns: _TimeNs = 0
+    since_ns: TimeNs = 0
     limit: _Count = 20
     time_limit_ms: _SearchMs = 10_000
 
