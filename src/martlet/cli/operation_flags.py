@@ -80,10 +80,11 @@ class OperationOptions(BrokerHttpOptions):
             sections.setdefault(section, []).append(dataclasses.replace(flag, section=title))
         return {flag.name: flag for flags in sections.values() for flag in flags}
 
-    def request(self, kind: type[RequestT]) -> RequestT:
-        """Return the request that the flags make. Raises OptionError."""
+    def request(self, kind: type[RequestT], **fixed: object) -> RequestT:
+        """Return the request that the flags make, but for fixed fields. Raises OptionError."""
         names = fields_of(kind)
-        values = {name: value for name, value in self._values().items() if name in names}
+        given = self._values() | fixed
+        values = {name: value for name, value in given.items() if name in names}
         return self._spelled(lambda: read_request(kind, values))
 
     def _values(self) -> dict[str, Any]:
@@ -106,7 +107,8 @@ class OperationOptions(BrokerHttpOptions):
             raise OptionError(refusal.spelled(self._spell)) from None
 
     def _spell(self, name: str, value: str | None) -> str:
-        return f"--{self.field_flags[name].name}" + ("" if value is None else f"={value}")
+        flag = self.field_flags.get(name)
+        return f"--{flag.name if flag else name}" + ("" if value is None else f"={value}")
 
 
 def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]], type[T]]:

@@ -233,8 +233,10 @@ def _empty(name: str, field: FieldInfo) -> Refusal:
 
 
 def _check_text(name: str, value: object) -> None:
-    """Refuse half a pair of surrogates, which JSON can hold and msgspec cannot convert."""
-    for text in value if isinstance(value, list) else (value,):
+    """Refuse half a pair of surrogates, also in the names of an object: JSON can hold it, and
+    msgspec cannot convert it.
+    """
+    for text in value if isinstance(value, list | dict) else (value,):
         if isinstance(text, str) and not text.isascii() and text != _characters(text):
             shown = _literally(f"{text!a:.80}")
             raise Refusal("BAD_ARGUMENT", f"{{{name}}} is no text that UTF-8 can encode: {shown}")
@@ -282,8 +284,9 @@ def _must_be(kind: inspect.Type) -> str:
             return ""
         case inspect.CollectionType(max_length=limit):
             return f"a list of at most {limit}"
-        case inspect.DictType(max_length=limit) if limit is not None:
-            return f"an object of at most {limit} fields"
+        case inspect.DictType(max_length=limit, value_type=item) if limit is not None:
+            values = "" if isinstance(item, inspect.AnyType) else f", each {_must_be(item)}"
+            return f"an object of at most {limit} fields{values}"
         case _:
             return "an object"
 

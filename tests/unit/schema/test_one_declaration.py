@@ -152,6 +152,10 @@ def test_the_command_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     where = {"nsqd_http_addresses": ("127.0.0.1:1",), **names}
     request = options(**where, color="red", painted="7").request(ShowPainted)
     assert (request.color, request.painted_ms) == ("red", 7000)
+    command = options(**where, color="red")
+    assert command.request(ShowPainted, color="blue", offset=3).color == "blue"
+    with pytest.raises(OptionError, match="--offset must be a whole number from 0"):
+        command.request(ShowPainted, offset=-1)
     for fields, why in (
         ({"color": ""}, "--color is empty"),
         ({"color": "x" * 1025}, "--color must be a text of at most 1024 characters"),
