@@ -396,6 +396,13 @@ def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> N
     listed = do(lambda admin: admin.transactions.list())
     found = {each.id: each for each in listed.values[cluster.urls[1]]}
     assert found[keep].topics == {topic: 1}
+    listed = do(lambda admin: admin.transactions.list(state="", group="", limit=1000))
+    assert {keep, drop} <= {each.id for each in listed.joined()}
+    assert do(lambda admin: admin.transactions.list(group="nobody's")).joined() == []
+    with pytest.raises(ValueError, match="it is one of open, silent, prepared"):
+        do(lambda admin: admin.transactions.list(state="committed"))
+    with pytest.raises(AdminError, match="has 0 messages, and the commit says 7"):
+        do(lambda admin: admin.transactions.commit(keep, branches={"nobody": 7}))
     shown = do(lambda admin: admin.transactions.show(keep))
     assert list(shown.values) == [cluster.urls[1]]
     (message,) = shown.values[cluster.urls[1]].messages

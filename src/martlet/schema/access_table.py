@@ -16,13 +16,7 @@ from martlet.schema.access import (
 )
 
 CALLS: Mapping[str, CallAccess] = {
-    **dict.fromkeys(
-        (
-            *("transaction.list", "transaction.show", "transaction.series"),
-            *("group.list", "group.reset"),
-        ),
-        OPERATORS,
-    ),
+    **dict.fromkeys(("group.list", "group.reset"), OPERATORS),
     "topic.fetch": READERS,
     "channel.want": CONSUMERS,
     **dict.fromkeys(
@@ -36,13 +30,7 @@ CALLS: Mapping[str, CallAccess] = {
     **dict.fromkeys(
         ("message.later", "message.dead", "message.give_back", "message.started"), SUBSCRIBED
     ),
-    **dict.fromkeys(
-        (
-            *("transaction.prepare", "transaction.commit"),
-            *("transaction.rollback", "transaction.checks"),
-        ),
-        TRANSACTIONAL,
-    ),
+    **dict.fromkeys(("transaction.prepare", "transaction.checks"), TRANSACTIONAL),
     "transaction.begin": CLIENTS,
 }
 

@@ -42,8 +42,8 @@ from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.log_report import log_report
 from martlet.server.observability.stats import StatsSource
 from martlet.server.observability.statsd import expand_prefix
+from martlet.server.rpc.begun_transactions import transaction_limits
 from martlet.server.rpc.registry import CallRegistry
-from martlet.server.rpc.transactions import transaction_limits
 from martlet.server.server import Server
 from martlet.server.tls import server_context
 

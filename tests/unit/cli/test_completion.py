@@ -43,6 +43,7 @@ def test_the_actions_are_those_that_the_command_has(name: str) -> None:
         "replicas": "_COUNTS",
         "dead-letters": "DeadLetterOptions.operations",
         "delayed": "DelayedOptions.operations",
+        "transactions": "TransactionToolOptions.operations",
     }.get(name, "ACTIONS")
     if name != "log":  # argparse has its actions
         assert sorted(attrgetter(table)(module)) == sorted(command.actions)

@@ -12,14 +12,17 @@ from msgspec import inspect
 from martlet.broker.groups.fetch import MAX_FETCH_BYTES
 from martlet.broker.queue import queue_log
 from martlet.broker.retry import DeadLetterReason
+from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH
+from martlet.broker.transactions.state import MAX_ID_LENGTH, TransactionState
 from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
 from martlet.schema.access_table import CALLS
 from martlet.schema.dead_letters import REASONS
-from martlet.schema.kinds import MessageIds, Text, TopicName
+from martlet.schema.kinds import MessageIds, Position, Text, TopicName
 from martlet.schema.messages import FindByKey
 from martlet.schema.operation import Operation, OperationRequest
 from martlet.schema.read import fields_of, help_of, type_of
+from martlet.schema.transactions import OPEN_STATES, CommitTransaction
 from martlet.testing import Broker
 
 OPERATIONS = declared_operations()
@@ -33,6 +36,10 @@ ALWAYS_REQUIRED = {
     "channel.restore": ["topic", "channel", "queues"],
     "topic.offset": ["topic", "time_ms"],
     "topic.find": ["topic", "key"],
+    "transaction.show": ["id"],
+    "transaction.commit": ["id"],
+    "transaction.rollback": ["id"],
+    "transaction.series": ["series"],
 }
 
 
@@ -49,11 +56,10 @@ def is_limited(kind: inspect.Type) -> bool:
             return None not in (kind.ge, kind.le)
         case inspect.StrType():
             return kind.max_length is not None or (kind.pattern or "").startswith("^[0-9a-f]{")
-        case inspect.CollectionType():
-            is_opaque = isinstance(kind.item_type, inspect.AnyType)
-            return kind.max_length is not None and (is_opaque or is_limited(kind.item_type))
-        case inspect.DictType():
-            return kind.max_length is not None
+        case inspect.CollectionType(item_type=item) | inspect.DictType(value_type=item):
+            # What is opaque, only the broker understands.
+            is_opaque = isinstance(item, inspect.AnyType)
+            return kind.max_length is not None and (is_opaque or is_limited(item))
         case _:
             return False
 
@@ -84,6 +90,7 @@ def test_the_check_finds_bare_fields_and_those_without_help() -> None:
         name: a name
         ids: some
         word: one of two
+        counts: some
         """
 
         text: str = ""
@@ -93,8 +100,9 @@ def test_the_check_finds_bare_fields_and_those_without_help() -> None:
         ids: MessageIds | None = None
         word: Literal["a", "b"] | None = None
         silent: Text | None = None
+        counts: dict[str, Position] | None = None
 
-    assert faults(Bare) == ["text", "number", "words", "silent"]
+    assert faults(Bare) == ["text", "number", "words", "silent", "counts"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
@@ -129,3 +137,14 @@ def test_a_search_by_key_has_the_limits_of_keys_and_of_fetches() -> None:
     assert isinstance(key, inspect.StrType)
     assert isinstance(max_bytes, inspect.IntType)
     assert (key.max_length, max_bytes.le) == (MAX_KEY_BYTES, MAX_FETCH_BYTES)
+
+
+def test_the_states_and_limits_of_transactions_are_the_brokers() -> None:
+    ended = {TransactionState.COMMITTED, TransactionState.ROLLED_BACK}
+    assert [state for state in TransactionState if state not in ended] == list(OPEN_STATES)
+    names = fields_of(CommitTransaction)
+    limits = {name: type_of(names[name])[0] for name in ("id", "series")}
+    assert limits == {
+        "id": inspect.StrType(min_length=1, max_length=MAX_ID_LENGTH),
+        "series": inspect.StrType(max_length=MAX_NAME_LENGTH),
+    }

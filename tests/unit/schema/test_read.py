@@ -21,6 +21,7 @@ from martlet.schema.dead_letters import (
 from martlet.schema.kinds import Limit, MessageId, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest
 from martlet.schema.read import Refusal, checked, read_answer, read_request
+from martlet.schema.transactions import CommitTransaction
 
 TC = {"topic": "t", "channel": "c"}
 ID = "0123456789abcdef"
@@ -66,6 +67,22 @@ def test_a_wrong_value_is_refused_with_the_rule_of_its_field(
     fields: dict[str, Any], text: str
 ) -> None:
     code, said = refused(ShowDeadLetters, {**TC, **fields})
+    assert (code, text in said) == ("BAD_ARGUMENT", True), said
+
+
+@pytest.mark.parametrize(
+    ("branches", "text"),
+    [
+        ({"a": "x"}, "'branches' must be an object of at most 10000 fields, each a whole number"),
+        ({"a": True}, "each a whole number from 0 to 9223372036854775807, not an object"),
+        ({"a": -1}, "each a whole number from 0 to 9223372036854775807, not an object"),
+        ({str(n): 1 for n in range(10_001)}, "an object of at most 10000 fields"),
+        ([1], "each a whole number from 0 to 9223372036854775807, not a list"),
+        ({"\ud800": 1}, r"'branches' is no text that UTF-8 can encode: '\ud800'"),
+    ],
+)
+def test_a_wrong_object_is_refused_with_the_rule_of_its_values(branches: object, text: str) -> None:
+    code, said = refused(CommitTransaction, {"id": "t", "branches": branches})
     assert (code, text in said) == ("BAD_ARGUMENT", True), said
 
 
@@ -131,6 +148,8 @@ def test_null_is_absent_where_nothing_is_selected() -> None:
         (PurgeDeadLetters, TC, "the selection is missing: add {all}, or any of {ids}, {reason}"),
         (PurgeDeadLetters, {**TC, "since_ms": 0}, "the selection is missing"),
         (RedriveDeadLetters, {**TC, "to_topic": "x"}, "the selection is missing"),
+        (CommitTransaction, {"id": "t", "series": "s"}, "{series} and {series_number} go together"),
+        (CommitTransaction, {"id": "t", "series_number": 0}, "{series} and {series_number} go"),
     ],
 )
 def test_a_rule_between_fields_names_them_as_each_face_does(

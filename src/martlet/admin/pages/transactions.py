@@ -6,21 +6,20 @@ from functools import partial
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
 from martlet.admin.guard import user_of
 from martlet.admin.operations import Preview, PreviewedChange, with_failures
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.site import SITE
-from martlet.client.admin import AdminNotFound, TransactionDescription
+from martlet.client.admin import AdminNotFound, TransactionAdmin
 from martlet.plural import counted
+from martlet.schema.transactions import CommitTransaction, EndTransaction, ShowTransaction
 
 _MAX_LISTED = 500
 _MAX_SHOWN = 100
 _MAX_COUNTED = 1000
 _ASIDE = "set-aside"
 _ENDED = ("committed", "rolled-back")
-_MAX_ID = 200
 _STATES = {
     "open": "its producer may add messages",
     "silent": "its producer fell silent",
@@ -78,23 +77,12 @@ async def transaction(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _id(asked: Asked) -> str:
-    found = asked.fields.get("id", "")
-    if not 0 < len(found) <= _MAX_ID:
-        raise ActionRefused("no transaction was named")
-    return found
-
-
-async def _described(asked: Asked) -> tuple[str, TransactionDescription]:
-    found = await asked.admin.transactions.show(_id(asked), limit=_MAX_COUNTED, max_body_bytes=0)
-    ((url, described),) = list(found.values.items())[:1]
-    return url, described
-
-
 async def _preview(asked: Asked, how: str) -> Preview:
-    title = f"{_verb(how)} transaction {_id(asked)}"
+    request = asked.request(ShowTransaction, limit=_MAX_COUNTED, max_body_bytes=0)
+    title = f"{_verb(how)} transaction {request.id}"
     try:
-        url, found = await _described(asked)
+        answers = await TransactionAdmin.show.run(asked.admin.http, request)
+        ((url, found),) = list(answers.values.items())[:1]
     except AdminNotFound as error:
         return Preview(title=title, button="", lines=[error.why], is_possible=False)
     if found.state in _ENDED:
@@ -122,11 +110,11 @@ def _verb(how: str) -> str:
 
 
 async def _do(asked: Asked, how: str) -> str:
-    transactions = asked.admin.transactions
-    end = transactions.commit if how == "commit" else transactions.rollback
-    answers = await end(_id(asked))
+    request = asked.request(CommitTransaction if how == "commit" else EndTransaction)
+    end = TransactionAdmin.commit if how == "commit" else TransactionAdmin.rollback
+    answers = await end.run(asked.admin.http, request)
     (outcome,) = list(answers.values.values())[:1]
-    return with_failures(f"Transaction {_id(asked)} is {outcome.state}", answers)
+    return with_failures(f"Transaction {request.id} is {outcome.state}", answers)
 
 
 OPERATIONS = {

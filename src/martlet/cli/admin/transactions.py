@@ -1,6 +1,6 @@
 """``martlet transactions``: list, show, commit or roll back transactions that have not ended.
 
-The command calls each broker (see `martlet.server.rpc.transactions`). A transaction is at one
+The command calls each broker (see `martlet.schema.transactions`). A transaction is at one
 broker; of several named brokers, those that do not know it are skipped.
 """
 
@@ -14,64 +14,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, json_line, laid_out, local_time, printable
-from martlet.client.admin import Admin, AdminError, Answers, Described
+from martlet.client.admin import AdminError, TransactionAdmin
+from martlet.client.admin.transactions import ListedTransactions
 from martlet.durations import MILLISECOND_NS
-from martlet.options.checks import require_action
-from martlet.options.flag import OptionError, Size, option
+from martlet.options.flag import OptionError, option
 from martlet.plural import counted
+from martlet.schema import transactions as schema
 
 Fields = Mapping[str, Any]
-ACTIONS = ("list", "show", "commit", "rollback")
-_STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
 
 
+@with_flags_of(list=schema.LIST, show=schema.SHOW, commit=schema.COMMIT, rollback=schema.ROLLBACK)
 @dataclass(frozen=True, kw_only=True)
-class TransactionToolOptions(BrokerHttpOptions):
+class TransactionToolOptions(OperationOptions):
     """The options of ``martlet transactions``."""
 
-    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
-    ids: tuple[str, ...] = option((), "the transaction; may be given several times", name="id")
-    state: str = option(
-        "", f"list only those in this state: {', '.join(_STATES)}", section="which of them"
+    id: tuple[str, ...] = option(
+        (), "the transaction; may be given several times", section="what to do"
     )
-    group: str = option("", "list only those of this group")
-    limit: int = option(
-        100,
-        "maximum transactions to list, or messages to show, of each broker",
-        limits=(1, 1000),
-        section="output",
-    )
-    max_body_bytes: Size = option(1024, "maximum bytes of a body to show", limits=(0, 8 << 20))
-    json: bool = option(False, "lines of JSON")
+    json: bool = option(False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_action(self.action, ACTIONS)
-        if self.state and self.state not in _STATES:
-            raise OptionError(f"--state is {self.state!r}; it must be one of {', '.join(_STATES)}")
-        if self.action == "list" and self.ids:
+        if self.action == "list" and self.id:
             raise OptionError("'list' takes no --id: 'show' is for one transaction")
-        if self.action != "list" and not self.ids:
+        if self.action in self.operations and self.action != "list" and not self.id:
             raise OptionError(
                 f"the transaction is missing: martlet transactions {self.action} ID, as 'list'"
                 " shows it"
             )
+        super().__post_init__()
+        for one in self.id:
+            self.request(schema.EndTransaction, id=one)
+
+    def _values(self) -> dict[str, Any]:
+        values = super()._values()
+        return {**values, "id": self.id[0]} if self.id else values
 
 
 _DONE = {"commit": "committed", "rollback": "rolled back"}
-
-
-async def open_transactions(options: TransactionToolOptions) -> list[Fields]:
-    """List the transactions of all brokers, with ``broker`` in each. Raises AdminError."""
-    async with options.admin() as admin:
-        answers = await admin.transactions.list(
-            state=options.state, group=options.group, limit=options.limit
-        )
-    found = answers.check().values.items()
-    return [{"broker": url, **each.fields} for url, several in found for each in several]
 
 
 async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | AdminError]:
@@ -79,27 +62,17 @@ async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | AdminEr
 
     A transaction is at one broker: those that do not know it are skipped, if another does.
     """
+    method: Any = getattr(TransactionAdmin, options.action)
+    kind = options.operations[options.action].request
     async with options.admin() as admin:
-        for each in options.ids:
-            answers = await tool.settled(_act_on(admin, options, each))
+        for each in options.id:
+            answers = await tool.settled(method.run(admin.http, options.request(kind, id=each)))
             for url, answer in answers.values.items():
                 yield {"broker": url, "id": each, **answer.fields}
             for error in answers.failures.values():
                 yield error
             if not answers.values and not answers.failures:
                 yield next(iter(answers.errors.values()))
-
-
-async def _act_on(
-    admin: Admin, options: TransactionToolOptions, transaction_id: str
-) -> Answers[Described]:
-    if options.action == "show":
-        return await admin.transactions.show(
-            transaction_id, limit=options.limit, max_body_bytes=options.max_body_bytes
-        )
-    if options.action == "commit":
-        return await admin.transactions.commit(transaction_id)
-    return await admin.transactions.rollback(transaction_id)
 
 
 def rows(transactions: Iterable[Fields], now_ms: int) -> list[str]:
@@ -173,12 +146,17 @@ def main(argv: Sequence[str]) -> int:
     failed: list[AdminError] = []
 
     async def list_all(output: StandardOutput) -> None:
-        found = await open_transactions(options)
+        request = options.request(ListedTransactions)
+        async with options.admin() as admin:
+            answers = (await TransactionAdmin.list.run(admin.http, request)).check()
+        found = [
+            {"broker": url, **each.fields} for url, some in answers.values.items() for each in some
+        ]
         lines = list(map(json_line, found)) if options.json else rows(found, _now_ms())
         await output.print(lines)
         if not (lines or options.json):
-            of = f" of group {options.group}" if options.group else ""
-            log.info("no transaction%s is %s", of, options.state or "open or set aside")
+            of = f" of group {request.group}" if request.group else ""
+            log.info("no transaction%s is %s", of, request.state or "open or set aside")
 
     async def show_each(output: StandardOutput) -> None:
         async for answer in act(options):

@@ -64,13 +64,7 @@ from martlet.client.admin.stats import (
 )
 from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
 from martlet.client.admin.trace import TraceAdmin
-from martlet.client.admin.transactions import (
-    TransactionAdmin,
-    TransactionDescription,
-    TransactionMessage,
-    TransactionOutcome,
-    TransactionSummary,
-)
+from martlet.client.admin.transactions import TransactionAdmin
 from martlet.schema.channels import EmptiedChannel
 from martlet.schema.dead_letters import (
     DeadLetterChannelCounts,
@@ -82,6 +76,12 @@ from martlet.schema.delayed import Cancelled, DelayedMessage
 from martlet.schema.messages import OffsetFound
 from martlet.schema.topics import LogQueue, TopicDescription
 from martlet.schema.traces import FoundMessages, MessageEvent, MessageStanding, TracedMessage
+from martlet.schema.transactions import (
+    TransactionDescription,
+    TransactionMessage,
+    TransactionOutcome,
+    TransactionSummary,
+)
 
 __all__ = [
     "Admin",

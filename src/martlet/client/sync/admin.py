@@ -138,13 +138,8 @@ class DelayedAdmin(_DeclaredNoun, delayed.DelayedMethods):
     """`martlet.client.admin.DelayedAdmin` with methods that block."""
 
 
-class TransactionAdmin(_SyncNoun):
+class TransactionAdmin(_DeclaredNoun, transactions.TransactionMethods):
     """`martlet.client.admin.TransactionAdmin` with methods that block."""
-
-    list = _awaited(transactions.TransactionAdmin.list)
-    show = _awaited(transactions.TransactionAdmin.show)
-    commit = _awaited(transactions.TransactionAdmin.commit)
-    rollback = _awaited(transactions.TransactionAdmin.rollback)
 
 
 class TraceAdmin(_DeclaredNoun, trace.TraceMethods):
@@ -196,7 +191,7 @@ class Admin(SyncProxy):
         self.groups = GroupAdmin(self, admin.groups)
         self.dead_letters = DeadLetterAdmin(self, admin.http)
         self.delayed = DelayedAdmin(self, admin.http)
-        self.transactions = TransactionAdmin(self, admin.transactions)
+        self.transactions = TransactionAdmin(self, admin.http)
         self.trace = TraceAdmin(self, admin.http)
         self.nodes = NodeAdmin(self, admin.nodes)
         self.lookup = LookupAdmin(self, admin.lookup)

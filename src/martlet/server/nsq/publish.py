@@ -62,7 +62,7 @@ from martlet.server.nsq.lane import open_lane
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError
-from martlet.server.rpc.transactions import begin_open, refused
+from martlet.server.rpc.begun_transactions import begin_open, refused
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -70,7 +70,17 @@ async def test_commit_and_roll_back(page: Page, broker: Broker) -> None:
         assert "committed" in await page.get("/transactions/paid-1")
         assert "0 transactions have not ended." in text_of(await page.get("/transactions"))
     assert "Not found" in await page.get("/transactions/none", 404)
-    assert "no transaction was named" in await page.act("commit_transaction", 400)
+    assert "the argument id is missing" in await page.act("commit_transaction", 400)
+
+
+async def test_a_transaction_with_the_longest_id_is_ended(page: Page, broker: Broker) -> None:
+    longest = "t" * 255
+    async with producing(broker, longest):
+        asked = await ask(page, "rollback_transaction", id=longest)
+        answer = await page.act(**form_of(asked))
+        assert notice_of(answer) == f"Transaction {longest} is rolled-back"
+    too_long = await page.act("rollback_transaction", 400, id=longest + "t")
+    assert "id must be a text of at most 255 characters" in too_long
 
 
 async def test_those_set_aside_come_first() -> None:
