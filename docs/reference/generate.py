@@ -258,7 +258,7 @@ def described(operation: Operation[..., Any, Any]) -> str:
         (
             _code(name),
             must_be(field),
-            "" if field.default in (None, NODEFAULT) else _code(json.dumps(field.default)),
+            "" if field.default in (None, "", NODEFAULT) else _code(json.dumps(field.default)),
             texts[name],
         )
         for name, field in fields_of(operation.request).items()

@@ -32,7 +32,10 @@ from martlet.schema.read import (
 
 T = TypeVar("T", bound="OperationOptions")
 R = TypeVar("R")
-_TIME_FORMS = ": 2026-01-31T12:00:00 in local time, seconds since 1970, or how long ago, as 90m"
+_TIME_FORMS = (
+    ": 2026-01-31T12:00:00 in local time, with Z or +01:00 in another, seconds since 1970, or how"
+    " long ago, as 90m"
+)
 
 
 class FieldFlag(NamedTuple):
@@ -64,8 +67,8 @@ class OperationOptions(BrokerHttpOptions):
         require_action(self.action, self.operations)
         values = self._values()
         for operation in self.operations.values():
-            self._spelled(partial(check_fields, operation.request, values))
-        self.request(self.operations[self.action].request)
+            self._spelled(partial(check_fields, operation.parameters, values))
+        self.request(self.operations[self.action].parameters)
 
     @classmethod
     def flags(cls) -> dict[str, Flag]:
@@ -90,10 +93,10 @@ class OperationOptions(BrokerHttpOptions):
     def _values(self) -> dict[str, Any]:
         """Return the fields of requests that are set. Raises OptionError."""
         values: dict[str, Any] = {}
-        now_ns = time.time_ns()
+        now_ns, defaults = time.time_ns(), self.defaults()
         for name, flag in self.field_flags.items():
             value = getattr(self, flag.attribute)
-            if value is None or value == ():
+            if value == defaults[flag.attribute]:
                 continue
             if flag.is_time and value:
                 value = parse_time(flag.name, value, now_ns) // MILLISECOND_NS
@@ -123,9 +126,9 @@ def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]],
         fields: list[Any] = []
         field_flags: dict[str, FieldFlag] = {}
         for operation in operations.values():
-            for name in fields_of(operation.request):
+            for name in fields_of(operation.parameters):
                 if name not in own and name not in field_flags:
-                    made = _flag_of(operation.request, name, field_flags)
+                    made = _flag_of(operation.parameters, name, field_flags)
                     if made is not None:
                         field_flags[name], type_name, flag = made
                         fields.append((field_flags[name].attribute, type_name, flag))

@@ -17,6 +17,8 @@ MAX_NUMBER = (1 << 63) - 1
 TopicName = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME_LENGTH, extra=_IS_NAME)]
 ChannelName = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME_LENGTH, extra=_IS_NAME)]
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+"""A queue, an offset or a count."""
 Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 """A maximum of items; a broker answers as many as it will in one call, and where the next are."""
 Size = Annotated[int, Meta(ge=0, le=8 << 20, extra={"kind": "size"})]

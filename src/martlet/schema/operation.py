@@ -71,7 +71,8 @@ class Operation(Generic[P, RequestT, AnswerT_co]):
         request, answer: its classes.
         access: who may call it.
         summary: what it does: the first line of its help and its reference.
-        make: the class of the request as a function, for its parameters.
+        make: the class of the request as a function, for its parameters; or a class with the
+            parameters of clients and commands, where they differ, and properties of its fields.
     """
 
     name: str
@@ -79,7 +80,12 @@ class Operation(Generic[P, RequestT, AnswerT_co]):
     answer: type[AnswerT_co]
     access: CallAccess
     summary: str
-    make: Callable[P, RequestT]
+    make: Callable[P, OperationRequest]
+
+    @property
+    def parameters(self) -> type[OperationRequest]:
+        """The class that `make` is."""
+        return cast("type[OperationRequest]", self.make)
 
 
 def operation(

@@ -37,7 +37,7 @@ class _CancelSome(schema.CancelDelayed, kw_only=True):
             )
 
 
-@with_flags_of(list=schema.LIST, cancel=dataclasses.replace(schema.CANCEL, request=_CancelSome))
+@with_flags_of(list=schema.LIST, cancel=dataclasses.replace(schema.CANCEL, make=_CancelSome))
 @dataclass(frozen=True, kw_only=True)
 class DelayedOptions(OperationOptions):
     """The options of ``martlet delayed``."""

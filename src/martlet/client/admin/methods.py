@@ -65,16 +65,21 @@ class DeclaredMethod(Generic[P, AwaitedT, BlockingT]):
         operation: the call.
         make: makes the request of the parameters: its class, or a subclass.
         returns: the type of the result of the asyncio client, as text.
+        summary: the first line of its help (default: the operation's).
     """
 
     def __init__(
-        self, operation: Operation[..., Any, Any], make: Callable[P, OperationRequest], returns: str
+        self,
+        operation: Operation[..., Any, Any],
+        make: Callable[P, OperationRequest],
+        returns: str,
+        summary: str | None = None,
     ) -> None:
         self._operation = operation
         self._make = make
         kind = cast("type[OperationRequest]", make)
         texts = help_of(kind)
-        self.__doc__ = f"{operation.summary}\n\nArgs:\n" + "\n".join(
+        self.__doc__ = f"{summary or operation.summary}\n\nArgs:\n" + "\n".join(
             f"    {field.name}: {texts[name]}" for name, field in fields_of(kind).items()
         )
         self.__signature__ = _signature(make, returns)
@@ -120,8 +125,9 @@ class Method(DeclaredMethod[P, Coroutine[Any, Any, T], T], Generic[P, T]):
         make: Callable[P, OperationRequest],
         returns: str,
         run: Callable[[AdminHttp, OperationRequest], Coroutine[Any, Any, T]],
+        summary: str | None = None,
     ) -> None:
-        super().__init__(operation, make, returns)
+        super().__init__(operation, make, returns, summary)
         self.run = run
 
     def _of(self, noun: Noun | BlockingNoun) -> Any:
@@ -201,7 +207,12 @@ def at_each(
 def at_each(
     operation: Operation[P, Any, Any], convert: Callable[[Any], Any] | None = None
 ) -> Method[P, Answers[Any]]:
-    """Make a method that queries each broker, and converts the answers."""
+    """Make a method that queries each broker.
+
+    Args:
+        operation: the call.
+        convert: converts an answer; the method has its docstring, and the type of its result.
+    """
 
     async def run(http: AdminHttp, request: OperationRequest) -> Answers[Any]:
         fields = checked(operation.request, request)
@@ -210,8 +221,12 @@ def at_each(
         )
         return answers if convert is None else answers.map(convert)
 
-    returns = "Answers" if convert else f"Answers[{operation.answer.__name__}]"
-    return Method(operation, operation.make, returns, run)
+    summary: str | None = None
+    result: Any = operation.answer.__name__
+    if convert is not None:
+        result, summary = inspect.signature(convert).return_annotation, convert.__doc__
+    returns = f"Answers[{result}]" if isinstance(result, str) else "Answers"
+    return Method(operation, operation.make, returns, run, summary)
 
 
 def summed(operation: Operation[P, Any, SumT]) -> Method[P, Answers[SumT]]:
