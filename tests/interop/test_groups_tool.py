@@ -79,11 +79,13 @@ def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool:
     [
         ([], "name an action: list, describe or reset"),
         (["explode"], "there is no action 'explode'; name list, describe or reset"),
-        (["describe", "orders"], "the group is missing: add its name"),
+        (["describe", "orders"], "the argument --group is missing"),
         (["describe", "orders", "a b"], "a b"),
         (["reset", "orders", "g"], "say where to, with one of --to-first"),
         (["reset", "orders", "g", "--to-last", "--to-first"], "say where to, with one of"),
         (["reset", "orders", "g", "--to-time=soon"], "--to-time=soon is no time"),
+        (["reset", "orders", "g", "--to-last", "--queue=-1"], "--queue is -1; it must be between"),
+        (["reset", "orders", "g", "--to-offset=1", "--address=h:1"], "needs one --address"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_reason(

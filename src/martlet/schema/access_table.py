@@ -16,14 +16,13 @@ from martlet.schema.access import (
 )
 
 CALLS: Mapping[str, CallAccess] = {
-    **dict.fromkeys(("group.list", "group.reset"), OPERATORS),
     "topic.fetch": READERS,
     "channel.want": CONSUMERS,
     **dict.fromkeys(
         (
             *("group.join", "group.assignment", "group.volunteer", "group.plan"),
             *("group.release", "group.leave", "group.commit"),
-            *("group.fetch", "group.start", "group.dead", "group.describe", "group.follow"),
+            *("group.fetch", "group.start", "group.dead", "group.follow"),
         ),
         MEMBERS,
     ),

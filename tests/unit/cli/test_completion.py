@@ -44,6 +44,7 @@ def test_the_actions_are_those_that_the_command_has(name: str) -> None:
         "dead-letters": "DeadLetterOptions.operations",
         "delayed": "DelayedOptions.operations",
         "transactions": "TransactionToolOptions.operations",
+        "groups": "GroupOptions.operations",
     }.get(name, "ACTIONS")
     if name != "log":  # argparse has its actions
         assert sorted(attrgetter(table)(module)) == sorted(command.actions)

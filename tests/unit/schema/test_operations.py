@@ -12,12 +12,14 @@ from msgspec import inspect
 from martlet.broker.groups.fetch import MAX_FETCH_BYTES
 from martlet.broker.queue import queue_log
 from martlet.broker.retry import DeadLetterReason
+from martlet.broker.topic.offset_reset import STARTS
 from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH
 from martlet.broker.transactions.state import MAX_ID_LENGTH, TransactionState
 from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
 from martlet.schema.access_table import CALLS
 from martlet.schema.dead_letters import REASONS
+from martlet.schema.groups import RESETS
 from martlet.schema.kinds import MessageIds, Position, Text, TopicName
 from martlet.schema.messages import FindByKey
 from martlet.schema.operation import Operation, OperationRequest
@@ -40,6 +42,8 @@ ALWAYS_REQUIRED = {
     "transaction.commit": ["id"],
     "transaction.rollback": ["id"],
     "transaction.series": ["series"],
+    "group.describe": ["topic", "group"],
+    "group.reset": ["topic", "group", "to"],
 }
 
 
@@ -77,6 +81,7 @@ def faults(request: type[OperationRequest]) -> list[str]:
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_each_field_of_a_request_has_a_limit_and_help(operation: Operation[..., Any, Any]) -> None:
     assert faults(operation.request) == []
+    assert faults(operation.parameters) == []
     assert operation.summary.endswith(".")
 
 
@@ -123,8 +128,9 @@ async def test_each_operation_is_a_call_with_its_access_and_of_no_other_table() 
             assert calls.access(name) is operation.access
 
 
-def test_the_reasons_of_dead_letters_are_the_brokers() -> None:
+def test_the_words_of_requests_are_the_brokers() -> None:
     assert tuple(DeadLetterReason) == REASONS
+    assert set(STARTS) == set(RESETS)
 
 
 def test_the_queues_of_a_topic_are_the_brokers() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
 from martlet.admin.listing import Column, listing
 from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
 from martlet.admin.site import SITE
-from martlet.client.admin import Answers, GroupReset, GroupSummary, ResetPosition
+from martlet.client.admin import GroupAdmin, GroupSummary
 from martlet.plural import counted
+from martlet.schema.groups import ResetGroup
 
 _MAX_LINES = 50
 _TO = {
@@ -97,44 +97,21 @@ async def group(request: web.Request) -> web.StreamResponse:
     return site.page(request, "group.html", context)
 
 
-async def _reset(asked: Asked, *, is_dry: bool) -> Answers[GroupReset]:
-    to = asked.text("to")
-    place: ResetPosition
-    if to == "first":
-        place = {"to_first": True}
-    elif to == "last":
-        place = {"to_last": True}
-    elif to == "time":
-        place = {"to_time_ms": asked.time_ns("time") // 1_000_000}
-    elif to == "offset" and asked.text("offset"):
-        place = {"to_offset": asked.number("offset")}
-    else:
-        raise ActionRefused("say where to: the first message, the end, a time or an offset")
-    return await asked.admin.groups.reset(
-        asked.name("topic"),
-        asked.name("group"),
-        queue=asked.number("queue") if asked.text("queue") else None,
-        force=bool(asked.text("force")),
-        dry_run=is_dry,
-        **place,
-    )
-
-
-def _where(asked: Asked) -> str:
-    found = _TO.get(asked.text("to"), "")
-    if asked.text("to") == "offset":
-        return f"offset {asked.number('offset'):,}"
-    return f"{found} given" if asked.text("to") == "time" else found
+def _where(request: ResetGroup) -> str:
+    if request.offset is not None and request.to == "offset":
+        return f"offset {request.offset:,}"
+    return f"{_TO[request.to]} given" if request.to == "time" else _TO[request.to]
 
 
 async def _preview(asked: Asked) -> Preview:
-    title = f"Reset group {asked.name('group')} of {asked.name('topic')}"
+    request = asked.request(ResetGroup, dry_run=True)
+    title = f"Reset group {request.group} of {request.topic}"
     fields = {}
-    if asked.text("to") == "time":
+    if request.time_ms is not None:
         # A time such as 90m would be another one when the button is pressed.
-        fields["time"] = f"{asked.time_ns('time') / 1e9:.3f}"
-    answers = await _reset(asked, is_dry=True)
-    described = await asked.admin.groups.describe(asked.name("topic"), asked.name("group"))
+        fields["time"] = f"{request.time_ms / 1000:.3f}"
+    answers = await GroupAdmin.reset.run(asked.admin.http, request)
+    described = await asked.admin.groups.describe(request.topic, request.group)
     members = described.total(lambda each: len(each.members))
     rows = [
         f"Queue {each.queue} at {url.partition('://')[2]}: from offset {each.before:,} to"
@@ -153,7 +130,7 @@ async def _preview(asked: Asked) -> Preview:
     if skipped:
         lines.append(f"{skipped:,} offsets are passed: their messages are not delivered.")
     some, obstacle = counted(members, "member"), ""
-    if members and asked.text("force"):
+    if members and request.force:
         verb = "has" if members == 1 else "have"
         lines.append(f"Its {some} {verb} to join again, and may get messages twice.")
     elif members:
@@ -162,7 +139,7 @@ async def _preview(asked: Asked) -> Preview:
     lag = answers.total(lambda each: each.lag)
     return Preview(
         title=title,
-        button=f"Reset to {_where(asked)}: lag {lag:,}",
+        button=f"Reset to {_where(request)}: lag {lag:,}",
         lines=[*lines, *silent(answers)],
         fields=fields,
         is_possible=bool(rows),
@@ -171,9 +148,10 @@ async def _preview(asked: Asked) -> Preview:
 
 
 async def _do(asked: Asked) -> str:
-    answers = await _reset(asked, is_dry=False)
+    request = asked.request(ResetGroup)
+    answers = await GroupAdmin.reset.run(asked.admin.http, request)
     lag = answers.total(lambda each: each.lag)
-    text = f"Group {asked.name('group')} of {asked.name('topic')} was reset; its lag is {lag:,}"
+    text = f"Group {request.group} of {request.topic} was reset; its lag is {lag:,}"
     return with_failures(text, answers)
 
 

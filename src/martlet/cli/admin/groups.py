@@ -1,171 +1,106 @@
 """``martlet groups``: list, describe and reset the groups whose members fetch from assigned queues.
 
-The command calls each broker (see `martlet.server.rpc.groups`), which has groups of its own.
+The command calls each broker (see `martlet.schema.groups`), which has groups of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.text import json_line, laid_out, printable
-from martlet.client.admin import Answers, Described
+from martlet.client.admin import (
+    Answers,
+    GroupAdmin,
+    GroupDescription,
+    GroupReset,
+    GroupSummary,
+)
 from martlet.durations import MILLISECOND_NS
-from martlet.options.checks import parse_time, require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.plural import counted
-
-Fields = Mapping[str, Any]
-ACTIONS = ("list", "describe", "reset")
+from martlet.schema.groups import DESCRIBE, LIST, RESET, ResetGroupTo
 
 
+@with_flags_of(list=LIST, describe=DESCRIBE, reset=RESET)
 @dataclass(frozen=True, kw_only=True)
-class GroupOptions(BrokerHttpOptions):
+class GroupOptions(OperationOptions):
     """The options of ``martlet groups``."""
 
-    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
-    topic: str = option("", "the topic", section="which group")
-    group: str = option("", "its name")
-    to_first: bool = option(False, "to the first stored message", section="where to reset it")
-    to_last: bool = option(False, "to the end: only new messages")
-    to_time: str = option(
-        "",
-        "to the first message published at or after this time: 2026-01-31T12:00:00 in local time,"
-        " with Z or +01:00 in another, seconds since 1970, or how long ago, as 90m",
-    )
-    to_offset: int = option(
-        -1,
-        "to this offset, of one --queue where there are several (default: not given)",
-        limits=(-1, None),
-    )
-    queue: int = option(
-        -1, "only this queue of the topic (default: all of them)", limits=(-1, 1023)
-    )
-    force: bool = option(False, "even if it has members: they have to join again")
-    dry_run: bool = option(False, "only show the offsets and the lag that would follow")
     json: bool = option(False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_action(self.action, ACTIONS)
-        for flag in ("topic", "group"):
-            value = getattr(self, flag)
-            if value:
-                require_names(flag, [value])
-            elif self.action != "list":
-                raise OptionError(f"the {flag} is missing: add its name, or --{flag}=NAME")
-        if self.action == "reset":
-            self._check_reset()
-
-    def _check_reset(self) -> None:
-        given = self.to_first + self.to_last + bool(self.to_time) + (self.to_offset >= 0)
-        if given != 1:
-            raise OptionError(
-                "say where to, with one of --to-first, --to-last, --to-time and --to-offset"
-            )
-        if self.to_time:
-            parse_time("to-time", self.to_time, 0)
-        if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
+        is_at_one = len(self.nsqd_http_addresses) == 1
+        if self.action == "reset" and not is_at_one and self.request(ResetGroupTo).to == "offset":
             raise OptionError(
                 "--to-offset needs one --address: each broker counts offsets of its own"
             )
 
 
-async def ask(options: GroupOptions) -> Answers[Fields]:
-    """Ask for an action; return each broker's answer. Raises AdminError."""
-    async with options.admin() as admin:
-        if options.action == "list":
-            found = await admin.groups.list(options.topic)
-            return found.map(lambda groups: {"groups": [each.fields for each in groups]})
-        if options.action == "describe":
-            return _fields(await admin.groups.describe(options.topic, options.group))
-        to_time_ms = None
-        if options.to_time:
-            to_time_ms = parse_time("to-time", options.to_time, time.time_ns()) // MILLISECOND_NS
-        return _fields(
-            await admin.groups.reset(
-                options.topic,
-                options.group,
-                to_first=options.to_first,
-                to_last=options.to_last,
-                to_time_ms=to_time_ms,
-                to_offset=options.to_offset if options.to_offset >= 0 else None,
-                queue=options.queue if options.queue >= 0 else None,
-                force=options.force,
-                dry_run=options.dry_run,
-            )
-        )
-
-
-def _fields(answers: Answers[Described]) -> Answers[Fields]:
-    return answers.map(lambda answer: answer.fields)
-
-
-def list_lines(answers: Iterable[Fields]) -> list[str]:
-    """Format groups as text, a line each."""
+def list_lines(answers: Mapping[str, tuple[GroupSummary, ...]]) -> list[str]:
+    """Format the groups of brokers as text, a line each."""
     rows: list[tuple[str, ...]] = [("TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER")]
-    for answer in answers:
-        for group in answer["groups"]:
-            count = [str(group[name]) for name in ("members", "queues", "lag")]
-            paused = " (paused)" if group["paused"] else _follows(group)
-            rows.append((group["topic"], group["group"] + paused, *count, answer["broker"]))
+    for url, groups in answers.items():
+        for group in groups:
+            count = map(str, (group.member_count, group.queue_count, group.lag))
+            paused = " (paused)" if group.is_paused else _follows(group)
+            rows.append((group.topic, group.group + paused, *count, url))
     return laid_out(rows, (2, 3, 4))
 
 
-def describe_lines(answer: Fields, now_ms: int) -> list[str]:
-    """Format a group as text."""
-    paused = ", paused" if answer["paused"] else ""
-    who = _follows(answer).strip(" ()") or (
-        f"{counted(len(answer['members']), 'member')}, {answer['strategy']}"
+def describe_lines(url: str, group: GroupDescription, now_ms: int) -> list[str]:
+    """Format a group of a broker as text."""
+    paused = ", paused" if group.is_paused else ""
+    who = _follows(group).strip(" ()") or (
+        f"{counted(len(group.members), 'member')}, {group.strategy}"
     )
-    if answer.get("leader") is not None:
-        who += f" over all brokers, led by {printable(answer['leader'])}"
-    wanted = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
-    if answer.get("filter"):
-        wanted += f", only where {printable(answer['filter'])}"
-    lines = [
-        f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
-        f" {who}{paused}{wanted}"
-    ]
+    if group.leader is not None:
+        who += f" over all brokers, led by {printable(group.leader)}"
+    wanted = f", only tags {', '.join(group.tags)}" if group.tags else ""
+    if group.filter:
+        wanted += f", only where {printable(group.filter)}"
+    lines = [f"{group.topic}/{group.group} at {url}: lag {group.lag}, {who}{paused}{wanted}"]
     rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
-    for queue in answer["queues"]:
-        holder = printable(queue["member"] or "-")
-        if queue["revoked"]:
+    for queue in group.queues:
+        holder = printable(queue.member or "-")
+        if queue.is_revoked:
             holder += " (releasing)"
-        count = [str(queue[name]) for name in ("offset", "end_offset", "lag", "deferred")]
-        rows.append((str(queue["queue"]), holder, *count))
+        count = map(str, (queue.offset, queue.end_offset, queue.lag, queue.deferred_count))
+        rows.append((str(queue.queue), holder, *count))
     lines += ["", *laid_out(rows, (0, 2, 3, 4, 5))]
-    if answer["members"]:
+    if group.members:
         rows = [("MEMBER", "ADDRESS", "ROOM", "SINCE", "QUEUES")]
-        for member in answer["members"]:
-            since = f"{max(0, now_ms - member['since_ms']) // 1000}s"
-            queues = " ".join(map(str, member["queues"])) or "-"
-            name, room = printable(member["member"]), printable(member["room"])
-            rows.append((name, member["address"], room, since, queues))
+        for member in group.members:
+            since = f"{max(0, now_ms - member.since_ms) // 1000}s"
+            queues = " ".join(map(str, member.queues)) or "-"
+            name, room = printable(member.member), printable(member.room)
+            rows.append((name, member.address, room, since, queues))
         lines += ["", *laid_out(rows, (3,))]
     return lines
 
 
-def _follows(group: Fields) -> str:
+def _follows(group: GroupSummary | GroupDescription) -> str:
     """Mark a group that shows an external reader."""
-    if group.get("kind") != "follower":
+    if group.kind != "follower":
         return ""
-    return " (follower, retains)" if group["retain"] else " (follower)"
+    return " (follower, retains)" if group.retains else " (follower)"
 
 
-def reset_lines(answer: Fields, *, is_dry: bool = False) -> list[str]:
-    """Format a reset as text."""
-    names = ("queue", "before", "offset", "lag")
+def reset_lines(url: str, reset: GroupReset, *, is_dry: bool = False) -> list[str]:
+    """Format a reset at a broker as text."""
     head = ("IS AT", "WOULD BE AT") if is_dry else ("WAS AT", "IS AT")
     rows: list[tuple[str, ...]] = [("QUEUE", *head, "LAG")]
-    rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
+    rows += [
+        tuple(map(str, (each.queue, each.before, each.offset, each.lag))) for each in reset.queues
+    ]
     done = "would be reset" if is_dry else "reset"
-    return [f"{done} at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
+    return [f"{done} at {url}", "", *laid_out(rows, (0, 1, 2, 3))]
 
 
 DESCRIPTION = (
@@ -187,25 +122,30 @@ def main(argv: Sequence[str]) -> int:
     )
 
     async def run() -> None:
-        found = await ask(options)
+        request = options.request(options.operations[options.action].parameters)
+        answers: Answers[Any]
+        async with options.admin() as admin:
+            answers = await getattr(GroupAdmin, options.action).run(admin.http, request)
         if options.action != "reset":
-            found.check()
-        answers = [{"broker": url, **answer} for url, answer in found.values.items()]
+            answers.check()
         lines: list[str] = []
         if options.json:
-            lines = [json_line(answer) for answer in answers]
+            for url, answer in answers.values.items():
+                is_list = options.action == "list"
+                fields = {"groups": [each.fields for each in answer]} if is_list else answer.fields
+                lines.append(json_line({"broker": url, **fields}))
         elif options.action == "list":
-            lines = list_lines(answers)
+            lines = list_lines(answers.values)
             if not lines:
                 log.info("there are no groups")
-        elif options.action == "reset":
-            for answer in answers:
-                lines += reset_lines(answer, is_dry=options.dry_run)
+        elif isinstance(request, ResetGroupTo):
+            for url, answer in answers.values.items():
+                lines += reset_lines(url, answer, is_dry=request.dry_run)
         else:
-            for number, answer in enumerate(answers):
-                lines += [""] * bool(number)
-                lines += describe_lines(answer, time.time_ns() // MILLISECOND_NS)
+            for url, answer in answers.values.items():
+                lines += [""] * bool(lines)
+                lines += describe_lines(url, answer, time.time_ns() // MILLISECOND_NS)
         await tool.show(lines)
-        found.check()
+        answers.check()
 
     return tool.run_alone(run)

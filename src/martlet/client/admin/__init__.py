@@ -31,16 +31,7 @@ from martlet.client.admin.dead_letters import DeadLetterAdmin, DeadLetterFilter
 from martlet.client.admin.decode import Described
 from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable
-from martlet.client.admin.groups import (
-    GroupAdmin,
-    GroupDescription,
-    GroupQueueDescription,
-    GroupReset,
-    GroupSummary,
-    MemberDescription,
-    ResetPosition,
-    ResetQueue,
-)
+from martlet.client.admin.groups import GroupAdmin, ResetPosition
 from martlet.client.admin.messages import KeyMatches, LogMessage, LogRead, MessageAdmin
 from martlet.client.admin.nodes import (
     Node,
@@ -73,6 +64,14 @@ from martlet.schema.dead_letters import (
     Moved,
 )
 from martlet.schema.delayed import Cancelled, DelayedMessage
+from martlet.schema.groups import (
+    GroupDescription,
+    GroupQueueDescription,
+    GroupReset,
+    GroupSummary,
+    MemberDescription,
+    ResetQueue,
+)
 from martlet.schema.messages import OffsetFound
 from martlet.schema.topics import LogQueue, TopicDescription
 from martlet.schema.traces import FoundMessages, MessageEvent, MessageStanding, TracedMessage

@@ -121,13 +121,8 @@ class MessageAdmin(_SyncNoun, messages.MessageMethods):
     find = _awaited(messages.MessageAdmin.find)
 
 
-class GroupAdmin(_SyncNoun):
+class GroupAdmin(_DeclaredNoun, groups.GroupMethods):
     """`martlet.client.admin.GroupAdmin` with methods that block."""
-
-    list = _awaited(groups.GroupAdmin.list)
-    describe = _awaited(groups.GroupAdmin.describe)
-    lag = _awaited(groups.GroupAdmin.lag)
-    reset = _awaited(groups.GroupAdmin.reset)
 
 
 class DeadLetterAdmin(_DeclaredNoun, dead_letters.DeadLetterMethods):
@@ -188,7 +183,7 @@ class Admin(SyncProxy):
         self.topics = TopicAdmin(self, admin.topics)
         self.channels = ChannelAdmin(self, admin.channels)
         self.messages = MessageAdmin(self, admin.messages)
-        self.groups = GroupAdmin(self, admin.groups)
+        self.groups = GroupAdmin(self, admin.http)
         self.dead_letters = DeadLetterAdmin(self, admin.http)
         self.delayed = DelayedAdmin(self, admin.http)
         self.transactions = TransactionAdmin(self, admin.http)

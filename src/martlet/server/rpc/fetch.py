@@ -214,7 +214,12 @@ def _enter(
 
 def group_of(broker: BrokerCore, arguments: CallArguments) -> tuple[Topic, Membership]:
     """Return the members of the named group. Raises CallError and NotFound."""
-    topic, name = arguments.topic(broker), arguments.name("group")
+    return find_group(broker, arguments.name("topic"), arguments.name("group"))
+
+
+def find_group(broker: BrokerCore, topic_name: str, name: str) -> tuple[Topic, Membership]:
+    """Return the members of a group. Raises CallError and NotFound."""
+    topic = broker.find_topic(topic_name)
     channel = topic.channels.get(name)
     if channel is None:
         raise NotFound(f"there is no group {name!r} of topic {topic.name!r}")

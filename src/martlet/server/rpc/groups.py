@@ -15,17 +15,13 @@
 ``group.leave``       leave the group
 ``group.commit``      commit a member's ``offsets`` by queue; those of the queues named in ``back``
                       may be lower than the committed ones
-``group.describe``    members, and for each queue its holder, offsets and lag
-``group.list``        the groups of a ``topic``, or of all
-``group.reset``       set the group's offsets, while it has no member, or with ``force``, after
-                      which its members have to join again; with ``dry_run`` nothing changes
 ====================  ==============================================================================
 
 A call of a caller that is not (or no longer) a member is refused with ``NOT_A_MEMBER``: join again.
 Offsets of queues that a member does not have are not committed; the answer lists them as
 ``refused``. Offsets only rise, except in queues named in ``back``: any other offset below the
 committed one is ignored, and the answer has the one that counts. `martlet.server.rpc.fetch` has the
-calls for reading.
+calls for reading, `martlet.schema.groups` those of operators.
 """
 
 from __future__ import annotations
@@ -34,17 +30,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from martlet.allocation import STRATEGIES
-from martlet.broker.errors import Conflict, NotAMember, OutOfReach
+from martlet.broker.errors import Conflict, NotAMember
 from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
 from martlet.properties.filter import MAX_LENGTH
+from martlet.schema import groups as schema
 from martlet.server.rpc.arguments import CallArguments, CallError
-from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
+from martlet.server.rpc.fetch import MAX_WAIT_MS, find_group, group_of, patience_ms
 from martlet.server.rpc.group_failures import failures_of
 from martlet.server.rpc.long_poll import LongPoll
+from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     import logging
@@ -103,9 +101,9 @@ class GroupCalls:
             "group.release": self.release,
             "group.leave": self.leave,
             "group.commit": self.commit,
-            "group.describe": self.describe,
-            "group.list": self.list_groups,
-            "group.reset": self.reset,
+            **served(schema.DESCRIBE, self.describe),
+            **served(schema.LIST, self.list_groups),
+            **served(schema.RESET, self.reset),
         }
 
     # members
@@ -287,70 +285,63 @@ class GroupCalls:
 
     # operators
 
-    def describe(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def describe(self, caller: Caller, request: schema.NamedGroup) -> schema.GroupDescription:
         """Describe a group's members and offsets."""
-        arguments.only("topic", "group")
-        topic, members = group_of(self._broker, arguments)
-        return _described(topic, topic.channels[arguments.name("group")], members)
+        topic, members = find_group(self._broker, request.topic, request.group)
+        return _described(topic, topic.channels[request.group], members)
 
-    def list_groups(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def list_groups(self, caller: Caller, request: schema.ListGroups) -> schema.Groups:
         """List groups."""
-        arguments.only("topic")
         broker = self._broker
-        some = [arguments.topic(broker)] if "topic" in arguments else list(broker.topics.values())
-        return {
-            "groups": [
-                {
-                    "topic": topic.name,
-                    "group": name,
-                    "members": len(channel.group.members),
-                    "queues": len(topic.parts),
-                    "lag": channel.all_queues.depth,
-                    "paused": channel.paused,
-                    "kind": channel.policy.kind,
-                    "retain": channel.policy.retain == "on",
-                }
+        some = [broker.find_topic(request.topic)] if request.topic else broker.topics.values()
+        return schema.Groups(
+            tuple(
+                schema.GroupSummary(
+                    topic=topic.name,
+                    group=name,
+                    member_count=len(channel.group.members),
+                    queue_count=len(topic.parts),
+                    lag=channel.all_queues.depth,
+                    is_paused=channel.paused,
+                    kind=channel.policy.kind,
+                    retains=channel.policy.retain == "on",
+                )
                 for topic in sorted(some, key=lambda topic: topic.name)
                 for name, channel in sorted(topic.channels.items())
                 if channel.group is not None
-            ]
-        }
+            )
+        )
 
-    async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Reset a group's offsets, or show what follows (dry run). Answers the old and new ones."""
-        arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force", "dry_run")
-        topic, members = group_of(self._broker, arguments)
-        to = arguments.choice("to", STARTS)
-        time_ms = arguments.number("time_ms") if to == "time" else 0
-        offset = arguments.number("offset") if to == "offset" else 0
+    def reset(self, caller: Caller, request: schema.ResetGroup) -> schema.GroupReset:
+        """Reset a group's offsets, or show what follows (dry run)."""
+        topic, members = find_group(self._broker, request.topic, request.group)
         numbers = range(len(topic.parts))
-        if arguments.selecting("queue"):
-            numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
-        is_dry = arguments.flag("dry_run")
-        if len(members) and not arguments.flag("force") and not is_dry:
+        if request.queue is not None:
+            number = topic.part(request.queue).number
+            numbers = range(number, number + 1)
+        is_dry = request.dry_run
+        if len(members) and not request.force and not is_dry:
             raise Conflict(
                 f"the group has {counted(len(members), 'member')}, which keep their own offsets:"
                 " stop all first, or reset it by force, after which each has to join again"
             )
-        channel = topic.channels[arguments.name("group")]
+        channel = topic.channels[request.group]
         if channel.policy.kind == "follower":
             raise Conflict(
                 f"{channel.name!r} shows a reader that keeps its own position, such as a query"
                 " of Spark: reset it there"
             )
         before = [part.cursor.next for part in channel.parts]
-        try:
-            after = reset_group(topic, channel, numbers, to, time_ms, offset, is_dry=is_dry)
-        except OutOfReach as error:
-            raise CallError("OUT_OF_REACH", str(error)) from None
+        time_ms, offset = request.time_ms or 0, request.offset or 0
+        after = reset_group(topic, channel, numbers, request.to, time_ms, offset, is_dry=is_dry)
         queues = []
         for number in numbers:
             part, to_offset = channel.parts[number], after[number]
             lag = part.source.count_from(to_offset) if is_dry else part.depth
             queues.append(
-                {"queue": number, "before": before[number], "offset": to_offset, "lag": lag}
+                schema.ResetQueue(queue=number, before=before[number], offset=to_offset, lag=lag)
             )
-        return {"queues": queues}
+        return schema.GroupReset(tuple(queues))
 
 
 def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> dict[str, object]:
@@ -371,7 +362,7 @@ def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> d
     return {"generation": members.generation, "queues": queues, "revoked": member.revoked} | leads
 
 
-def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str, object]:
+def _described(topic: Topic, channel: Channel, members: Membership) -> schema.GroupDescription:
     queues = []
     wall_ahead_ns = channel.context.wall() - channel.context.clock()
     for part in channel.parts:
@@ -379,52 +370,52 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
         holding = members.holders.get(number)
         target = members.targets.get(number)
         queues.append(
-            {
-                "queue": number,
-                "member": holding.member.id if holding is not None else None,
-                "since": holding.since if holding is not None else None,
-                "revoked": holding is not None and holding.until_ns is not None,
-                "target": target.id if target is not None else None,
-                "offset": part.cursor.next,
-                "start_offset": min(part.queue.start_offset, part.cursor.next),
-                "end_offset": part.source.limit,
-                "lag": part.depth,
-                "deferred": part.deferred_count,
-                "failures": dict(failures_of(part)),
-            }
+            schema.GroupQueueDescription(
+                queue=number,
+                member=holding.member.id if holding is not None else None,
+                since=holding.since if holding is not None else None,
+                is_revoked=holding is not None and holding.until_ns is not None,
+                target=target.id if target is not None else None,
+                offset=part.cursor.next,
+                start_offset=min(part.queue.start_offset, part.cursor.next),
+                end_offset=part.source.limit,
+                lag=part.depth,
+                deferred_count=part.deferred_count,
+                failures={str(offset): count for offset, count in failures_of(part)},
+            )
         )
-    return {
-        "topic": topic.name,
-        "group": channel.name,
-        "generation": members.generation,
-        "roster": members.roster,
-        "place": {"broker": members.place.broker, "room": members.place.room},
-        "strategy": members.strategy,
-        "leader": members.leader.id if members.leader is not None else None,
-        "paused": channel.paused,
-        "kind": channel.policy.kind,
-        "retain": channel.policy.retain == "on",
-        "tags": list(channel.policy.tags),
-        "filter": channel.policy.filter,
-        "lag": channel.all_queues.depth,
-        "members": [
-            {
-                "member": member.id,
-                "client_id": member.client_id,
-                "address": member.address,
-                "room": member.room,
-                "name": member.name,
-                "brokers": member.brokers,
-                "since_ms": (member.since_ns + wall_ahead_ns) // _MILLISECOND_NS,
-                "lease_ms": member.lease_ns // _MILLISECOND_NS,
-                "lease_until_ms": (member.lease_until_ns + wall_ahead_ns) // _MILLISECOND_NS,
-                "queues": sorted(member.held),
-                "revoked": member.revoked,
-            }
+    return schema.GroupDescription(
+        topic=topic.name,
+        group=channel.name,
+        generation=members.generation,
+        roster=members.roster,
+        place={"broker": members.place.broker, "room": members.place.room},
+        strategy=members.strategy,
+        leader=members.leader.id if members.leader is not None else None,
+        is_paused=channel.paused,
+        kind=channel.policy.kind,
+        retains=channel.policy.retain == "on",
+        tags=tuple(channel.policy.tags),
+        filter=channel.policy.filter,
+        lag=channel.all_queues.depth,
+        members=tuple(
+            schema.MemberDescription(
+                member=member.id,
+                client_id=member.client_id,
+                address=member.address,
+                room=member.room,
+                name=member.name,
+                brokers=member.brokers,
+                since_ms=(member.since_ns + wall_ahead_ns) // _MILLISECOND_NS,
+                lease_ms=member.lease_ns // _MILLISECOND_NS,
+                lease_until_ms=(member.lease_until_ns + wall_ahead_ns) // _MILLISECOND_NS,
+                queues=tuple(sorted(member.held)),
+                revoked=tuple(member.revoked),
+            )
             for member in members.members.values()
-        ],
-        "queues": queues,
-    }
+        ),
+        queues=tuple(queues),
+    )
 
 
 def _numbers(arguments: CallArguments, name: str) -> list[int]:

@@ -76,7 +76,7 @@ async def test_a_reset_does_what_its_preview_says(page: Page, broker: Broker) ->
     asked = await ask(page, "reset_group", **GROUP, to="time", time="1h")
     assert button_of(asked) == "Reset to a time given: lag 6"
     assert form_of(asked)["time"] != "1h", "another moment when the button is pressed"
-    for fields, why in [({}, "say where to"), ({"to": "offset"}, "say where to"),
+    for fields, why in [({}, "argument to is missing"), ({"to": "offset"}, "argument offset is"),
                         ({"to": "time", "time": "soon"}, "is no time")]:  # fmt: skip
         assert why in await page.act("reset_group", 400, **GROUP, **fields)
 

@@ -22,8 +22,12 @@ from martlet.client.admin import (
     DeadLetterTopicCounts,
     DelayedMessage,
     FoundMessages,
+    GroupDescription,
+    GroupReset,
+    GroupSummary,
     Moved,
     Position,
+    ResetPosition,
     methods,
 )
 from martlet.client.admin.http import AdminHttp
@@ -112,6 +116,12 @@ async def asynchronous_types(admin: Admin, position: Position) -> None:
     assert_type(await delayed.cancel("t", b"0" * 16), Answers[Cancelled])
     assert_type(await delayed.cancel_all("t"), Answers[Cancelled])
     assert_type(await admin.trace.find(b"0" * 16, topic="t"), Answers[FoundMessages])
+    groups = admin.groups
+    assert_type(await groups.list("t"), Answers[tuple[GroupSummary, ...]])
+    assert_type(await groups.describe("t", "g"), Answers[GroupDescription])
+    assert_type(await groups.lag("t", "g"), Answers[int])
+    to: ResetPosition = {"to_offset": 5}
+    assert_type(await groups.reset("t", "g", queue=0, force=True, **to), Answers[GroupReset])
 
 
 def blocking_types(admin: sync.Admin, position: Position) -> None:
@@ -126,6 +136,8 @@ def blocking_types(admin: sync.Admin, position: Position) -> None:
     assert_type(admin.delayed.cancel("t", ["0" * 16]), Answers[Cancelled])
     assert_type(admin.trace.find(key="k", since_ns=5, limit=3), Answers[FoundMessages])
     assert_type(admin.delayed.cancel_all("t").total(lambda done: len(done.cancelled)), int)
+    assert_type(admin.groups.list(), Answers[tuple[GroupSummary, ...]])
+    assert_type(admin.groups.reset("t", "g", to_last=True, dry_run=True), Answers[GroupReset])
 
 
 WRONG = """
@@ -139,6 +151,8 @@ async def asynchronous(admin: Admin) -> None:
     await admin.delayed.list()
     await admin.delayed.cancel_all("t", ids=[])
     await admin.trace.find("0" * 16, "k")
+    await admin.groups.describe("t")
+    await admin.groups.reset("t", "g", to="first")
 
 def blocking(admin: sync.Admin) -> None:
     admin.dead_letters.purge("t", "c", to_topic="x")
@@ -209,6 +223,15 @@ def test_a_method_has_the_signature_and_the_help_of_its_operation() -> None:
         assert inspect.signature(noun.show).parameters["limit"].default == 20
         assert noun.purge.__name__ == "purge"
         assert str(noun.purge.__doc__).startswith("Delete dead letters.\n\nArgs:\n    topic: the")
+    groups = Admin(ADDRESS).groups
+    assert str(inspect.signature(groups.describe)) == (
+        "(topic: str, group: str) -> 'Answers[GroupDescription]'"
+    )
+    assert str(inspect.signature(groups.lag)) == "(topic: str, group: str) -> 'Answers[int]'"
+    assert str(groups.lag.__doc__).startswith("Return the messages that a group has not")
+    parameters = inspect.signature(groups.reset).parameters
+    assert {"to_first", "to_last", "to_time_ms", "to_offset"} < parameters.keys()
+    assert "to" not in parameters
     assert inspect.iscoroutinefunction(letters.redrive)
     assert inspect.isasyncgenfunction(letters.pages)
 
