@@ -15,7 +15,7 @@ from tests.interop.agent import Agent
 
 from martlet.addresses import Address
 from martlet.broker.dead_letters.dead_letter import CHANNEL
-from martlet.broker.queue.aside import AsideMessages
+from martlet.broker.queue.channel_state import MovingMessages
 from martlet.cli import log
 from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
 from martlet.client.transport.connection import Connection
@@ -205,15 +205,15 @@ async def test_with_flush_sync_a_dead_letter_is_durable_before_it_is_finished(
         await configured(broker, max_attempts=1)
         core = broker.server.broker
         channel = core.topics["t"].channels["c"]
-        finish, finished = AsideMessages.finish, asyncio.Event()
+        finish, finished = MovingMessages.finish, asyncio.Event()
 
-        def checked_finish(aside: AsideMessages, offset: int) -> None:
+        def checked_finish(moving: MovingMessages, offset: int) -> None:
             entry = core.topics["t.c.dead"].queue.index.row(0)
             assert core.log.durable_position >= entry.position + entry.length
-            finish(aside, offset)
+            finish(moving, offset)
             finished.set()
 
-        monkeypatch.setattr(AsideMessages, "finish", checked_finish)
+        monkeypatch.setattr(MovingMessages, "finish", checked_finish)
         async with (
             Producer(broker.tcp_address) as producer,
             Consumer("t", "c", broker.tcp_address) as consumer,

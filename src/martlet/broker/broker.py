@@ -13,8 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.channel.channel import Channel
+from martlet.broker.dead_letters.dead_letter import move_to_dead_letters
 from martlet.broker.dead_letters.move import MessageMover, append_again
-from martlet.broker.dead_letters.send import move_to_dead_letters
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState

@@ -20,8 +20,7 @@ from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.groups.external_reader import ExternalReader, group_queue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.queue.aside import AsideMessages
-from martlet.broker.queue.channel_state import ChannelState
+from martlet.broker.queue.channel_state import ChannelState, MovingMessages
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.oldest import oldest_age_ns
 from martlet.broker.queue.topology import TopologyPreference
@@ -78,7 +77,7 @@ class Channel(ChannelState):
         super().__init__(context, id, topic, name, cursor, source)
         self.delivery = delivery = Delivery(self, waiting)
         self.redelivery = redelivery = Redelivery(self, delivery)
-        self.aside = AsideMessages(self, delivery.pump)
+        self.moving = MovingMessages(self, delivery.pump)
         self.alarm = context.schedule.alarm(self._expire, NORMAL_PRIORITY - self.queue.priority)
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
@@ -184,7 +183,7 @@ class Channel(ChannelState):
     def in_flight_count(self) -> int:
         """The number of messages with consumers, or on their way to another topic."""
         with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
-        return with_consumers + self.aside.count
+        return with_consumers + self.moving.consumer.in_flight_count
 
     @property
     def deferred_count(self) -> int:

@@ -228,7 +228,7 @@ class Redelivery:
         consumer.progress.answered_late(state.context.clock())
         message = state.cursor.pending.by_offset.get(offset)
         owner = message and message.owner
-        if state.cursor.window.is_held(offset) or (owner and owner is not state.aside.consumer):
+        if state.cursor.window.is_held(offset) or (owner and owner is not state.moving.consumer):
             return NotInFlight("client does not own message")
         return NotInFlight("ID not in flight")
 

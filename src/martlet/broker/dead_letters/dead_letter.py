@@ -1,9 +1,10 @@
-"""The dead-letter topic: receives the messages of a channel that have failed too often.
+"""Dead letters: messages of a channel that have failed too often, moved to a topic of their own.
 
-It is a topic like any other, so that any consumer can work through it.  The broker creates it with
-the first dead letter, and in it a channel `CHANNEL`, which keeps the unhandled ones: finishing a
-message there handles it, and the channel's depth is the number of messages left. A dead letter has
-the body and the properties of the original message, and these properties of the broker::
+The dead-letter topic is like any other, so that any consumer can work through it.  The broker
+creates it with the first dead letter, and in it a channel `CHANNEL`, which keeps the unhandled
+ones: finishing a message there handles it, and the channel's depth is the number of messages left.
+`martlet.broker.dead_letters.move` moves a message there without loss. A dead letter has the body
+and the properties of the original message, and these properties of the broker::
 
     dead_reason        the reason: see `DeadLetterReason`
     dead_attempts      the number of deliveries
@@ -24,13 +25,20 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from martlet.broker.dead_letters.move import MessageMove
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.names import EPHEMERAL, MAX_NAME_LENGTH, is_ephemeral
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from martlet.broker.dead_letters.move import MessageMover
+    from martlet.broker.errors import WritesRefused
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason
+    from martlet.broker.topic.registry import TopicRegistry
+    from martlet.broker.topic.topic import Topic
 
 CHANNEL = "dead-letters"
 """The channel of a dead-letter topic that holds the unhandled messages."""
@@ -73,6 +81,62 @@ class DeadLetterInfo:
     errors: tuple[str, str]
     at_ns: int
     failures: int = 0
+
+
+def dead_letter_topic(channel: ChannelState) -> str:
+    """Return the name of a channel's dead-letter topic."""
+    return channel.policy.dead_letter_topic or default_name(channel.topic, channel.name)
+
+
+def target_of(channel: ChannelState, entry: bytes) -> str:
+    """Return the name of the topic that a message with those properties goes to when it fails."""
+    return acyclic_target(entry, channel.topic, channel.name, dead_letter_topic(channel))
+
+
+def move_to_dead_letters(
+    topics: TopicRegistry,
+    mover: MessageMover,
+    channel: ChannelState,
+    offset: int,
+    attempts: int,
+    failures: int,
+    reason: DeadLetterReason,
+) -> None:
+    """Begin to move a message that no consumer holds to its channel's dead-letter topic."""
+    now_ns = topics.wall()
+    if channel.trail is not None:
+        try:
+            name = target_of(channel, channel.cursor.properties(offset))
+        except OSError:
+            name = dead_letter_topic(channel)  # The move reads it again.
+        to = f"{reason} -> {name}"
+        channel.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
+    errors = channel.cursor.pending.errors.get(offset, ("", ""))
+    death = DeadLetterInfo(reason, attempts, errors, now_ns, failures)
+    queue = channel.cursor.queue
+    origin: dict[str, str | int] = {
+        "topic": channel.topic,
+        "channel": channel.name,
+        "queue": queue.number,
+        "offset": offset,
+        "id": queue.message_id(offset).decode(),
+    }
+
+    def pack(entry: bytes, stored_at_ns: int) -> bytes:
+        wanted = dead_letter_topic(channel)
+        return dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
+
+    def opened(entry: bytes) -> Topic:
+        topic = topics.topic(target_of(channel, entry))
+        topic.channel(CHANNEL)
+        return topic.next_part()
+
+    def count(error: WritesRefused | None) -> None:
+        if error is None:
+            channel.dead_letter_count += 1
+
+    move = MessageMove(channel, offset, attempts, opened, pack, on_end=count, failures=failures)
+    mover.begin(move)
 
 
 def acyclic_target(entry: bytes, topic: str, channel: str, wanted: str) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
@@ -46,7 +45,8 @@ class MessageMove:
         channel: the source channel.
         offset: its offset there.
         attempts: the number of deliveries there.
-        to: returns the target topic, created if it is new. Raises WritesRefused.
+        to: returns the target topic for its properties, created if it is new. Raises
+            WritesRefused.
         pack: returns its new properties, from its former ones and the time when it was stored.
         only: the only channel of that topic that gets it; None for all.
         insists: whether a refused append is retried; else the message is put back.
@@ -59,7 +59,7 @@ class MessageMove:
     channel: ChannelState
     offset: int
     attempts: int
-    to: Callable[[], Topic]
+    to: Callable[[bytes], Topic]
     pack: Callable[[bytes, int], bytes]
     only: ChannelState | None = None
     insists: bool = True
@@ -102,7 +102,7 @@ class MessageMover:
 
     def begin(self, transfer: MessageMove) -> None:
         """Move a message that no consumer holds, in a later turn of the loop."""
-        transfer.channel.aside.add(transfer.offset, transfer.attempts, transfer.failures)
+        transfer.channel.moving.add(transfer.offset, transfer.attempts, transfer.failures)
         self._waiting.append(transfer)
         self._alarm.at(self._topics.clock())
 
@@ -168,22 +168,23 @@ class MessageMover:
     ) -> int:
         """Read a message, and add it to the others with the same target. Returns its size."""
         channel, offset = transfer.channel, transfer.offset
-        if not channel.aside.holds(offset):
+        if not channel.moving.holds(offset):
             # Emptied, deleted, set back, or dropped to free space.
             transfer.on_end(WritesRefused("the channel has it no more"))
             return 0
         cursor = channel.cursor
         frame = cursor.frame(offset, transfer.attempts)
         if frame is None:
-            channel.aside.finish(offset)
+            channel.moving.finish(offset)
             transfer.on_end(WritesRefused("the message cannot be read any more"))
             return 0
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
-        entry = transfer.pack(cursor.properties(offset), stored_at_ns)
-        to, only = transfer.to(), transfer.only
+        properties = cursor.properties(offset)
+        entry = transfer.pack(properties, stored_at_ns)
+        to, only = transfer.to(properties), transfer.only
         if self._topics.queues.get(to.id) is not to or (only is not None and only.closed):
             # No channel would get it there.
-            channel.aside.put_back(offset, transfer.attempts)
+            channel.moving.put_back(offset, transfer.attempts)
             gone = f"the channel {only.name!r} of it" if only is not None else "it"
             why = f"it was to go to topic {to.name!r}, and {gone} was deleted meanwhile"
             transfer.on_end(WritesRefused(why))
@@ -208,8 +209,8 @@ class MessageMover:
                 self._topics.relocated_position = max(
                     self._topics.relocated_position, receipt.position
                 )
-                if transfer.channel.aside.holds(transfer.offset):
-                    transfer.channel.aside.finish(transfer.offset)
+                if transfer.channel.moving.holds(transfer.offset):
+                    transfer.channel.moving.finish(transfer.offset)
                 transfer.on_end(None)
             else:
                 self._written.append(transfer)
@@ -225,8 +226,8 @@ class MessageMover:
         if transfer.insists:
             self._waiting.append(transfer)
             return
-        if transfer.channel.aside.holds(transfer.offset):
-            transfer.channel.aside.put_back(transfer.offset, transfer.attempts)
+        if transfer.channel.moving.holds(transfer.offset):
+            transfer.channel.moving.put_back(transfer.offset, transfer.attempts)
         transfer.on_end(error)
 
 
@@ -234,12 +235,11 @@ def append_again(
     topics: TopicRegistry, mover: MessageMover, channel: ChannelState, offset: int, attempts: int
 ) -> None:
     """Begin to move a message to the end of its queue, for its channel alone."""
-    to = partial(_queue_of, topics, channel)
+
+    def to(_entry: bytes) -> Topic:
+        return topics.topic(channel.topic).part(channel.queue.number)
+
     mover.begin(MessageMove(channel, offset, attempts, to, _kept, only=channel))
-
-
-def _queue_of(topics: TopicRegistry, channel: ChannelState) -> Topic:
-    return topics.topic(channel.topic).part(channel.queue.number)
 
 
 def _kept(entry: bytes, stored_at_ns: int) -> bytes:

@@ -188,7 +188,7 @@ def redrive(
             letter.keeper,
             letter.offset,
             letter.attempts,
-            to,
+            lambda entry: to(),
             lambda entry, stored_at_ns: redriven_properties(entry),
             only,
             insists=False,

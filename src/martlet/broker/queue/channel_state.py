@@ -6,20 +6,19 @@ It has no rules: those are in the parts (`martlet.broker.channel`), and in a gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from martlet.broker.context import BrokerContext
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.consumer import INTERNAL_CLIENT, ChannelConsumer
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.tracing.finish_ages import FinishAges
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.aside import AsideMessages
     from martlet.broker.queue.channel_filter import ChannelFilter
-    from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.retry import DeadLetterReason, RetryPolicy
     from martlet.broker.schedule import Alarm
@@ -101,7 +100,7 @@ class ChannelState:
 
     alarm: Alarm
     """Rings when a message is due, or times out."""
-    aside: AsideMessages
+    moving: MovingMessages
     """Messages that are moving to another topic."""
 
     def __init__(
@@ -191,3 +190,60 @@ class ChannelState:
     def delivered_count(self) -> int:
         """The number of deliveries since the start, redeliveries included."""
         return self.delivered_before + sum(c.message_count for c in self.consumers)
+
+
+NEVER_NS = 1 << 62
+
+
+class MovingMessages:
+    """The messages of a channel at one queue that are moving to another topic.
+
+    They are pending messages in flight to an internal consumer of number 0, so that no other
+    consumer gets them. A restart finds them due.
+
+    Args:
+        state: the channel.
+        pump: delivers other messages once one of these has left.
+    """
+
+    __slots__ = ("_pump", "_state", "consumer")
+
+    def __init__(self, state: ChannelState, pump: Callable[[], None]) -> None:
+        self._state = state
+        self._pump = pump
+        self.consumer = ChannelConsumer(INTERNAL_CLIENT, 0, 0)
+        """The internal consumer that holds them."""
+
+    def holds(self, offset: int) -> bool:
+        """Whether a message is moving, and its channel still exists."""
+        state = self._state
+        return not state.closed and state.cursor.pending.get(offset, self.consumer) is not None
+
+    def add(self, offset: int, attempts: int, failures: int = 0) -> None:
+        """Hold a message that no consumer holds, so that no consumer gets it."""
+        pending, now_ns = self._state.cursor.pending, self._state.context.clock()
+        if not self.holds(offset):
+            self.consumer.in_flight_count += 1
+        if (message := pending.by_offset.get(offset)) is not None:
+            failures = max(failures, message.failures)
+        pending.hold(offset, attempts, self.consumer, now_ns, NEVER_NS, failures)
+        self._state.moved()
+
+    def finish(self, offset: int) -> None:
+        """Finish a message that has been moved, or was deleted."""
+        self._state.cursor.pending.remove(offset)
+        self._left()  # With ordering, the next of its key may be waiting.
+
+    def put_back(self, offset: int, attempts: int) -> None:
+        """Return a message to its channel, to be delivered as before."""
+        pending, now_ns = self._state.cursor.pending, self._state.context.clock()
+        message = pending.by_offset.get(offset)
+        failures = 0 if message is None else message.failures
+        pending.wait(offset, attempts, now_ns, now_ns, failures)
+        self._left()
+
+    def _left(self) -> None:
+        self.consumer.in_flight_count -= 1
+        assert self.consumer.in_flight_count >= 0
+        self._state.moved()
+        self._pump()

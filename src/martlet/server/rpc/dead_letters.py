@@ -11,7 +11,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
+from martlet.broker.dead_letters.dead_letter import CHANNEL, dead_letter_topic, default_name
 from martlet.broker.dead_letters.redrive import (
     DeadLetter,
     DeadLetterSelection,
@@ -20,7 +20,6 @@ from martlet.broker.dead_letters.redrive import (
     purge,
     redrive,
 )
-from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekState
 from martlet.broker.retry import MILLISECOND_NS

@@ -18,8 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, dead_letter_properties
-from martlet.broker.dead_letters.send import dead_letter_topic, target_of
+from martlet.broker.dead_letters.dead_letter import (
+    CHANNEL,
+    DeadLetterInfo,
+    dead_letter_properties,
+    dead_letter_topic,
+    target_of,
+)
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
 from martlet.broker.queue.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
