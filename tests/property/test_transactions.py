@@ -26,8 +26,12 @@ from hypothesis.stateful import (
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.transactions.commit_sequence import CommitSequence
-from martlet.broker.transactions.state import TransactionLimits, TransactionState, TransitionRefused
+from martlet.broker.transactions.state import (
+    CommitSequence,
+    TransactionLimits,
+    TransactionState,
+    TransitionRefused,
+)
 from martlet.testing import SimulatedStorage
 
 IDS = ("a", "b", "c", "d", "e")

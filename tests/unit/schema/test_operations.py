@@ -13,8 +13,7 @@ from martlet.broker.groups.fetch import MAX_FETCH_BYTES
 from martlet.broker.queue import queue_log
 from martlet.broker.retry import DeadLetterReason
 from martlet.broker.topic.offset_reset import STARTS
-from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH
-from martlet.broker.transactions.state import MAX_ID_LENGTH, TransactionState
+from martlet.broker.transactions.state import MAX_ID_LENGTH, MAX_NAME_LENGTH, TransactionState
 from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
 from martlet.schema.access_table import CALLS

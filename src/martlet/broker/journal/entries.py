@@ -369,7 +369,7 @@ class AllTransactionsEntry:
         outcomes_bytes: the size of the outcomes; None in entries of early versions: nothing follows
             them.
         packed: outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit
-            of each series (`martlet.broker.transactions.commit_sequence`).
+            of each series (the same module).
     """
 
     op: ClassVar = "all"

@@ -35,7 +35,7 @@ from martlet.broker.journal.entries import (
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.queue.stored_queue import StoredQueue
 from martlet.broker.recovery.transactions import TransactionJournal
-from martlet.broker.transactions.half_topic import entry_in_record
+from martlet.broker.transactions.half_messages import entry_in_record
 from martlet.log.atomic_batches import entry_of
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, properties

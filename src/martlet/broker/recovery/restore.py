@@ -39,7 +39,7 @@ from martlet.broker.retention.checkpoint import may_shorten
 from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
-from martlet.broker.transactions.half_topic import HalfTopic
+from martlet.broker.transactions.half_messages import HalfTopic
 from martlet.durations import SECOND_NS, format_duration
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log import fsync_marker

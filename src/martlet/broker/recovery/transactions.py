@@ -32,14 +32,17 @@ from martlet.broker.journal.entries import (
     TransactionRecord,
     UnknownTransactionEntry,
 )
-from martlet.broker.transactions.commit_sequence import LastCommit
-from martlet.broker.transactions.commit_sequence import digest_of as series_digest
-from martlet.broker.transactions.commit_sequence import unpack as unpack_series
-from martlet.broker.transactions.outcomes import EndedTransaction, digest_of, unpack
+from martlet.broker.transactions.outcomes import (
+    EndedTransaction,
+    LastCommit,
+    digest_of,
+    unpack_outcomes,
+    unpack_series,
+)
 from martlet.broker.transactions.state import OpenTransaction, TransactionState
 
 if TYPE_CHECKING:
-    from martlet.broker.transactions.half_topic import HalfTopic
+    from martlet.broker.transactions.half_messages import HalfTopic
     from martlet.broker.transactions.manager import Transactions
     from martlet.log.record import Header
     from martlet.log.storage import Segment
@@ -97,7 +100,7 @@ class TransactionJournal:
                 self._ended(id, outcome)
                 if series is not None:
                     name, number = series
-                    self._reached(series_digest(name), LastCommit(number, at_ns, position))
+                    self._reached(digest_of(name), LastCommit(number, at_ns, position))
             case SetAsideEntry(id):
                 self._set_aside(id)
 
@@ -151,7 +154,7 @@ class TransactionJournal:
         before = {digest_of(id): transaction for id, transaction in self._open.items()}
         self._open = {record.id: OpenTransaction.read(record) for record in records}
         seen, self._outcomes = self._outcomes, {}
-        for digest, outcome in unpack(packed):
+        for digest, outcome in unpack_outcomes(packed):
             if self._is_certain(outcome):
                 self._outcomes[digest] = outcome
             elif digest in before:

@@ -1,6 +1,7 @@
 """Transactions: messages that become visible together or not at all.
 
 May import: `martlet.log`, `broker.delayed`, `broker.topic` and what that may. Start with `state`,
-the state machine as a table; `manager` keeps the open transactions, and `publish` makes the
-messages of a committed one visible.
+the state machine as a table; `manager` keeps the open transactions, `half_messages` stores their
+messages and makes them visible, `outcomes` remembers ended ones, and `check_back` asks the
+producers of inactive ones.
 """

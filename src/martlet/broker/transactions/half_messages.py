@@ -1,29 +1,74 @@
-"""The store of half messages: keeps them, and publishes them when their transaction commits.
+"""Half messages: stored at once, invisible until their transaction commits, and then published.
 
-Delayed messages are published to their buckets (`martlet.broker.delayed.delayed_messages`), in the
-same bundle as the others.
+They are stored in the log as batches of a hidden topic::
+
+    | HalfBatchEntry (first message) | message | message | ...      a batch of one transaction
+
+The first message describes the others, so each batch is complete in itself, even if a power cut
+loses other batches of its transaction. The topic has no channels. Its needed batches are those of
+open transactions, so an abandoned transaction keeps only its own batches, and none after them.
+
+A commit copies them into batches of their topics. These are written as one bundle of the log,
+together with the journal entry of the outcome (see `martlet.log.atomic_batches`). So at no moment
+are only some of them visible: neither after a crash, nor to a consumer, which gets none before all
+are stored. Delayed messages are published to their buckets
+(`martlet.broker.delayed.delayed_messages`), in the same bundle as the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from martlet.broker.errors import LimitReached
-from martlet.broker.journal.entries import HALF, HalfBatch, TopicEntry, TopicRecord
-from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.journal.entries import (
+    HALF,
+    HalfBatch,
+    HalfBatchEntry,
+    TopicEntry,
+    TopicRecord,
+    TransactionEntry,
+    decode,
+    encode,
+)
+from martlet.broker.offset_ranges import inside
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES, QueueLog
+from martlet.broker.topic.hidden import HiddenTopic
 from martlet.broker.topic.registry import TopicRegistry
-from martlet.broker.transactions.half_topic import HalfTopic, SentMessages, StoredHalf
-from martlet.broker.transactions.publish import PendingCopy, forward
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
+from martlet.log.atomic_batches import BatchSlot
+from martlet.log.batch import total_bytes
 from martlet.log.index import Index
-from martlet.log.record import BadRecord
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    BadRecord,
+    Contents,
+    Header,
+    RecordKind,
+    align8,
+    payload,
+    properties_of,
+    record_length,
+)
+from martlet.properties.block import Block
+from martlet.properties.bulk import Packed, packed_bytes
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from martlet.broker.channel.channel import Channel
     from martlet.broker.delayed.delayed_messages import DelayedMessages
+    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.topic.retained import Retained
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicContext
+    from martlet.log.batch import LogBatch
     from martlet.native.raw_bodies import Bodies
+
+_FRAME_SIZE = 4
 
 
 class TransactionContext(TopicRegistry, Protocol):
@@ -32,8 +77,226 @@ class TransactionContext(TopicRegistry, Protocol):
     delays: DelayedMessages
 
 
+EntryOfTopics = Callable[[tuple[TopicRecord, ...]], TransactionEntry]
+"""Makes the entry of a commit. It describes the topics whose own entries a power cut may lose."""
+
+
+class StoredHalf(NamedTuple):
+    """A batch of half messages in the log, without its first message.
+
+    Attributes:
+        frames: the frames of the messages.
+        ends: the end of each frame, from the first one's start.
+        entries: the properties of messages that have any, by number.
+        times: the delivery times and the message count of each, in order; empty for immediate
+            delivery.
+    """
+
+    frames: memoryview
+    ends: npt.NDArray[np.uint32]
+    entries: Sequence[tuple[int, bytes]]
+    times: Sequence[Sequence[int]] = ()
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return len(self.ends)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the frames."""
+        return len(self.frames)
+
+    def add_to(self, batch: LogBatch) -> None:
+        """Add the messages to a batch, without their properties."""
+        batch.add_frames(self.frames, self.ends)
+
+    def cut(self, first: int, stop: int) -> StoredHalf:
+        """Return some of the messages, without their times."""
+        start = int(self.ends[first - 1]) if first else 0
+        return StoredHalf(
+            self.frames[start : int(self.ends[stop - 1])],
+            self.ends[first:stop] - np.uint32(start),
+            self._entries(first, stop),
+        )
+
+    def _entries(self, first: int, stop: int) -> Sequence[tuple[int, bytes]]:
+        if isinstance(self.entries, Packed):
+            return self.entries.cut(first, stop)
+        return [(number - first, entry) for number, entry in self.entries if first <= number < stop]
+
+
+class SentMessages(NamedTuple):
+    """Messages that are committed as they arrive, and never were half messages.
+
+    Attributes:
+        bodies: the messages.
+        entries: the properties of messages that have any, by number.
+    """
+
+    bodies: Bodies
+    entries: Sequence[tuple[int, bytes]]
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return len(self.bodies)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the frames."""
+        return total_bytes(self.bodies) + FRAME_HEADER_BYTES * len(self.bodies)
+
+    def add_to(self, batch: LogBatch) -> None:
+        """Add the messages to a batch, without their properties."""
+        batch.add_bodies(self.bodies)
+
+
+class HalfTopic(HiddenTopic):
+    """The hidden topic of all half messages."""
+
+    def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
+        super().__init__(context, id, name, queue)
+        self.held: set[int] = set()
+        """The first offsets of the needed batches."""
+        self._log = context.log
+        self._reader = Cursor(context.log, queue, 0)
+
+    @property
+    def target(self) -> None:
+        """None: each batch names its target."""
+
+    @property
+    def loss_label(self) -> str:
+        """The label of lost messages."""
+        return "(half messages)"
+
+    @property
+    def floor(self) -> int:
+        """The end: only the batches that transactions hold are needed."""
+        return self.queue.end_offset
+
+    @property
+    def lowest_unread(self) -> int:
+        """The end: no channel reads stored messages."""
+        return self.queue.end_offset
+
+    @property
+    def passed(self) -> int:
+        """The start of the stored messages: voids before it are dropped."""
+        return self.queue.start_offset
+
+    @property
+    def lowest_needed(self) -> int:
+        """The offset below which nothing is needed."""
+        return min(self.held, default=self.queue.end_offset)
+
+    def pending_below(self, floor: int) -> npt.NDArray[np.uint64]:
+        """Return the needed offsets below a floor, rising."""
+        offsets = np.fromiter(self.held, np.uint64, len(self.held))
+        offsets.sort()
+        return offsets[: np.searchsorted(offsets, floor)]
+
+    def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
+        """Return the messages of some ranges whose transactions are open."""
+        rows = self.queue.index.holding(self.pending_below(self.queue.end_offset))[1]
+        firsts = (rows["first_offset"] + 1).tolist()  # The first message describes the others.
+        ends = (rows["first_offset"] + rows["count"]).tolist()
+        parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
+        return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))}
+
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
+        """Do nothing: the loss is detected when the transaction is committed."""
+
+    def stored(self, first: int, end: int, deferred: bool) -> None:
+        """Do nothing: no channel reads the messages."""
+
+    def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
+        """Describe it for the journal."""
+        return self.record(self.queue.end_offset, channels)
+
+    def journal_marks(self, *, certain: bool) -> None:
+        """Return nothing: the transactions record what is done."""
+
+    def put(
+        self,
+        batch: LogBatch,
+        entry: HalfBatchEntry,
+        bodies: Bodies,
+        entries: Sequence[tuple[int, bytes]],
+    ) -> None:
+        """Lay out a batch: its description, the messages, and their properties by number."""
+        batch.add(encode(entry))
+        if entries:
+            batch.set_properties(1, entries)
+        batch.add_bodies(bodies)
+
+    def get(self, first_offset: int, transaction: str) -> StoredHalf:
+        """Return the batch of a transaction that begins at an offset.
+
+        Raises:
+            BadRecord: it was deleted, or is damaged.
+        """
+        index = self.queue.index
+        row = index.find(first_offset)
+        entry = index.row(row) if index.first_row <= row < index.end_row else None
+        if entry is None or entry.first_offset != first_offset:
+            raise BadRecord(f"no batch of the index begins at offset {first_offset}")
+        payload_end, record = self._reader.read(entry)
+        ends_at = align8(payload_end)
+        ends: npt.NDArray[np.uint32] = np.frombuffer(record, "<u4", entry.count, ends_at)
+        start = int(ends[0])
+        head = entry_in_frame(record[HEADER_BYTES : HEADER_BYTES + start])
+        if head.transaction != transaction:
+            raise BadRecord(f"offset {first_offset}: a batch of another transaction")
+        block = properties_of(record)
+        entries = () if block is None else Packed(Block(block), -1)
+        frames = record[HEADER_BYTES + start : payload_end]
+        return StoredHalf(frames, ends[1:] - np.uint32(start), entries, head.times)
+
+    def holds(self, first_offset: int) -> bool:
+        """Whether a batch that begins at an offset is stored."""
+        index = self.queue.index
+        row = index.find(first_offset)
+        if not index.first_row <= row < index.end_row:
+            return False
+        entry = index.row(row)
+        return entry.first_offset == first_offset and self._log.find(entry.position) is not None
+
+
+class PendingCopy(NamedTuple):
+    """Messages of a transaction and their target.
+
+    Attributes:
+        topic: the target, at one of its queues.
+        stored: the messages.
+        deliver_at_ns: when they are due, if the topic is a bucket.
+    """
+
+    topic: Retained
+    stored: StoredHalf | SentMessages
+    deliver_at_ns: int = 0
+
+
+class _Piece(NamedTuple):
+    """A batch to be written to one topic."""
+
+    topic: Retained
+    deliver_at_ns: int
+    first_offset: int
+    stored: list[StoredHalf | SentMessages]
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
+    payload_length: int
+    properties_length: int
+
+    @property
+    def length(self) -> int:
+        """The length of its record."""
+        return record_length(self.payload_length, self.count, self.properties_length)
+
+
 class HalfMessageStore:
-    """The half messages of a broker.
+    """The half messages of a broker: keeps them, and publishes them when their transaction commits.
 
     Args:
         context: the broker.
@@ -76,23 +339,23 @@ class HalfMessageStore:
         self,
         transaction: OpenTransaction,
         batches: Sequence[HalfBatch],
-        entry: Callable[[Sequence[Retained]], bytes],
+        entry: EntryOfTopics,
         to: str = "",
     ) -> int:
-        """Publish messages to their topics, or all to one topic. Returns the position behind them.
+        """Publish messages to their topics, or all to one topic, with an entry in the journal.
+        Returns the position behind them.
 
-        Raises TransitionRefused, LimitReached, or as `BrokerCore.topic`.
+        Raises TransitionRefused, LimitReached, WritesRefused, or as `BrokerCore.topic`.
         """
-        context, half = self._context, self.topic
+        half = self.topic
         wanted: list[PendingCopy] = []
         try:
             for batch in batches:
                 assert half is not None
                 stored = half.get(batch.first_offset, transaction.id)
-                part = _part(context.topic(to or batch.topic), batch.queue)
+                part = self._part(to or batch.topic, batch.queue)
                 wanted += [PendingCopy(part, stored)] if to else self._timed(part, stored)
-            self._check_delayed(wanted)
-            return forward(context, wanted, entry)
+            return self._store(wanted, entry)
         except BadRecord as error:
             for name in transaction.branches:
                 transaction.lose(name)
@@ -109,26 +372,32 @@ class HalfMessageStore:
         bodies: Bodies,
         entries: Sequence[tuple[int, bytes]],
         times: Sequence[tuple[int, int]],
-        entry: Callable[[Sequence[Retained]], bytes],
+        entry: EntryOfTopics,
     ) -> int:
         """Publish messages that were not stored as half messages. Returns the position behind them.
 
         Raises as `forward`.
         """
-        context = self._context
         if not times:
             sent = SentMessages(bodies, entries)
-            return forward(context, [PendingCopy(_part(context.topic(topic), queue), sent)], entry)
-        batch = context.lend_scratch()
+            return self._store([PendingCopy(self._part(topic, queue), sent)], entry)
+        batch = self._context.lend_scratch()
         try:
             batch.begin(0, 0)
             batch.add_bodies(bodies)
             stored = StoredHalf(*batch.frames(), entries, times)
-            wanted = list(self._timed(_part(context.topic(topic), queue), stored))
-            self._check_delayed(wanted)
-            return forward(context, wanted, entry)
+            return self._store(list(self._timed(self._part(topic, queue), stored)), entry)
         finally:
-            context.take_scratch(batch)
+            self._context.take_scratch(batch)
+
+    def _part(self, name: str, queue: int) -> Topic:
+        """Return a topic at one of its queues; the number may be beyond its queues."""
+        topic = self._context.topic(name)
+        if queue < 0:
+            return topic.next_part()
+        if queue < len(topic.parts):
+            return topic.parts[queue]
+        return topic.normal_parts[queue % len(topic.normal_parts)]
 
     def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
         """Yield messages by their delivery times, each with its target; due ones go to the topic
@@ -156,7 +425,50 @@ class HalfMessageStore:
                 f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
-    def news_of(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
+    def _store(self, wanted: Sequence[PendingCopy], entry: EntryOfTopics) -> int:
+        """Store messages in their topics, all or none of them, with the entry of their
+        transaction. Returns the position of the log behind them.
+
+        Raises:
+            BadRecord: half messages are damaged.
+            LimitReached: too many messages would be delayed.
+            WritesRefused: there is no space.
+        """
+        context = self._context
+        self._check_delayed(wanted)
+        context.commit()
+        batch = context.lend_scratch()
+        pieces = _pieces(wanted)
+        topics = list(dict.fromkeys(piece.topic for piece in pieces))
+        now_ns = context.stored_at_ns()
+        try:
+            positions = context.log.append_bundle(
+                encode(entry(self.undescribed(topics))),
+                [piece.length for piece in pieces],
+                (_laid_out(batch, piece, now_ns) for piece in pieces),
+                now_ns,
+            )
+        finally:
+            context.take_scratch(batch)
+        firsts = {topic: topic.queue.end_offset for topic in topics}
+        for piece, position in zip(pieces, positions, strict=True):
+            queue = piece.topic.queue
+            assert queue.end_offset == piece.first_offset
+            body_bytes = piece.payload_length - FRAME_HEADER_BYTES * piece.count
+            queue.appended(
+                position, piece.length, body_bytes, now_ns, piece.count, piece.deliver_at_ns
+            )
+            context.stored_count += piece.count
+            if piece.deliver_at_ns:
+                # A bucket delivers nothing yet, and adds one row at a time.
+                piece.topic.stored(piece.first_offset, queue.end_offset, False)
+                firsts.pop(piece.topic, None)
+        position = context.relocated_position = context.log.position
+        for topic, first in firsts.items():
+            context.stored(topic, first, False)
+        return position
+
+    def undescribed(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
         """Return those topics whose journal entries a power cut may still lose."""
         log = self._context.log
         each_once = dict.fromkeys(some for each in topics for some in (each.target or each, each))
@@ -169,10 +481,72 @@ class HalfMessageStore:
         )
 
 
-def _part(topic: Topic, queue: int) -> Topic:
-    """Return a topic at one of its queues; the number may be beyond its queues."""
-    if queue < 0:
-        return topic.next_part()
-    if queue < len(topic.parts):
-        return topic.parts[queue]
-    return topic.normal_parts[queue % len(topic.normal_parts)]
+def _pieces(wanted: Sequence[PendingCopy]) -> list[_Piece]:
+    """Return the batches: messages of one topic and time in order, up to a size."""
+    groups: dict[tuple[Retained, int], list[StoredHalf | SentMessages]] = {}
+    for topic, stored, deliver_at_ns in wanted:
+        groups.setdefault((topic, deliver_at_ns), []).append(stored)
+    pieces: list[_Piece] = []
+    ends = {topic: topic.queue.end_offset for topic, _ in groups}
+    for (topic, deliver_at_ns), all_stored in groups.items():
+        of_piece: list[list[StoredHalf | SentMessages]] = []
+        size_bytes = 0
+        for stored in all_stored:
+            if not of_piece or size_bytes + stored.size_bytes > MAX_BATCH_BYTES:
+                of_piece.append([])
+                size_bytes = 0
+            of_piece[-1].append(stored)
+            size_bytes += stored.size_bytes
+        for some in of_piece:
+            count = sum(stored.message_count for stored in some)
+            payload_length = sum(stored.size_bytes for stored in some)
+            properties_length = packed_bytes([stored.entries for stored in some])
+            pieces.append(
+                _Piece(
+                    *(topic, deliver_at_ns, ends[topic], some),
+                    *(count, payload_length, properties_length),
+                )
+            )
+            ends[topic] += count
+    return pieces
+
+
+def _laid_out(batch: LogBatch, piece: _Piece, now_ns: int) -> BatchSlot:
+    queue = piece.topic.queue
+    batch.begin((queue.id_base + piece.first_offset) & ID_MASK, now_ns)
+    for stored in piece.stored:
+        if stored.entries:
+            batch.set_properties(batch.count, stored.entries)
+        stored.add_to(batch)
+    record, flags = batch.finish()
+    contents = Contents(
+        queue.topic,
+        queue.number,
+        piece.count,
+        piece.first_offset,
+        now_ns,
+        piece.deliver_at_ns,
+        batch.payload_length,
+        batch.properties_length,
+    )
+    return BatchSlot(record, flags, contents)
+
+
+def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
+    """Yield the frames of a batch's messages."""
+    start = 0
+    for end in stored.ends.tolist():
+        yield stored.frames[start:end]
+        start = end
+
+
+def entry_in_frame(frame: memoryview) -> HalfBatchEntry:
+    """Return the description of a batch from its first frame. Raises BadRecord."""
+    return decode(RecordKind.BATCH, bytes(frame[FRAME_HEADER_BYTES:]))
+
+
+def entry_in_record(header: Header, record: memoryview) -> HalfBatchEntry:
+    """Return the description of a batch from its record."""
+    frames = payload(header, record)
+    size = int.from_bytes(frames[:_FRAME_SIZE], "big")
+    return entry_in_frame(frames[: _FRAME_SIZE + size])

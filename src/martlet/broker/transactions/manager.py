@@ -29,12 +29,16 @@ from martlet.broker.journal.entries import (
     encode,
 )
 from martlet.broker.transactions.check_back import CheckBack
-from martlet.broker.transactions.commit_sequence import CommitSequence, CommitSequences
 from martlet.broker.transactions.half_messages import HalfMessageStore
-from martlet.broker.transactions.outcomes import EndedTransaction, EndedTransactions
+from martlet.broker.transactions.outcomes import (
+    CommitSequences,
+    EndedTransaction,
+    EndedTransactions,
+)
 from martlet.broker.transactions.state import (
     MAX_BRANCH_LENGTH,
     BadTransaction,
+    CommitSequence,
     OpenTransaction,
     TransactionEvent,
     TransactionLimits,
@@ -49,9 +53,7 @@ from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.retained import Retained
-    from martlet.broker.transactions.half_messages import TransactionContext
-    from martlet.broker.transactions.half_topic import HalfTopic
+    from martlet.broker.transactions.half_messages import HalfTopic, TransactionContext
     from martlet.log.checkpoint_file import JournalEntry
     from martlet.native.raw_bodies import Bodies
 
@@ -351,11 +353,9 @@ class Transactions:
         if place is not None:
             self.series.check_room(place.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
-
-        def entry(topics: Sequence[Retained]) -> bytes:
-            return encode(CommittedEntry(id, at_ns, self.messages.news_of(topics), place))
-
-        position = self.messages.forward(transaction, batches, entry)
+        position = self.messages.forward(
+            transaction, batches, lambda topics: CommittedEntry(id, at_ns, topics, place)
+        )
         self.committed_count += 1
         outcome = self._end(
             transaction, EndedTransaction(TransactionState.COMMITTED, at_ns, position)
@@ -390,11 +390,9 @@ class Transactions:
         check_begun(transaction)
         more_bytes = total_bytes(bodies) + packed_bytes([entries])
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
-
-        def entry(topics: Sequence[Retained]) -> bytes:
-            return encode(CommittedEntry(id, at_ns, self.messages.news_of(topics)))
-
-        position = self.messages.publish(topic, queue, bodies, entries, times, entry)
+        position = self.messages.publish(
+            topic, queue, bodies, entries, times, lambda topics: CommittedEntry(id, at_ns, topics)
+        )
         self.committed_count += 1
         outcome = EndedTransaction(TransactionState.COMMITTED, at_ns, position)
         self.outcomes.add(id, outcome)
@@ -510,14 +508,12 @@ class Transactions:
         """
         id = transaction.id
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
-
-        def entry(topics: Sequence[Retained]) -> bytes:
-            return encode(SetAsideEntry(id, self.messages.news_of(topics)))
-
-        batches = transaction.all_batches()
+        batches, topic = transaction.all_batches(), self.limits.aside_topic
         try:
             try:
-                self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
+                self.messages.forward(
+                    transaction, batches, lambda topics: SetAsideEntry(id, topics), to=topic
+                )
             except TransitionRefused:
                 # Its messages are lost; journal its state all the same.
                 self._journal(SetAsideEntry(id))

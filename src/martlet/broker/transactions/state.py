@@ -28,15 +28,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
 from martlet.broker.journal.entries import HalfBatch, HalfBatchEntry, TransactionRecord
-from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH, MAX_NUMBER, CommitSequence
 from martlet.plural import counted
 
 MAX_ID_LENGTH = 255
 MAX_GROUP_LENGTH = 255
 MAX_BRANCH_LENGTH = 64
+MAX_NAME_LENGTH = 255
+"""Of a series."""
+MAX_NUMBER = (1 << 63) - 1
 _SECOND_NS = 10**9
 LEFT_AFTER_NS = 60 * _SECOND_NS
 """The inactivity after which a try of a series' number no longer blocks the next one."""
@@ -147,6 +150,18 @@ def after(id: str, state: TransactionState, event: TransactionEvent) -> Transact
     if found is None:
         raise TransitionRefused(f"transaction {id!r} is {state}, and cannot be {event}", state)
     return found
+
+
+class CommitSequence(NamedTuple):
+    """A transaction's number in a series.
+
+    Attributes:
+        name: of the series.
+        number: above all numbers committed before.
+    """
+
+    name: str
+    number: int
 
 
 @dataclass(slots=True)

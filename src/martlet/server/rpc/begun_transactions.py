@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH, MAX_NUMBER, CommitSequence
 from martlet.broker.transactions.state import (
+    MAX_NAME_LENGTH,
+    MAX_NUMBER,
     BadTransaction,
+    CommitSequence,
     TransactionLimits,
     TransactionState,
     TransitionRefused,

@@ -12,7 +12,7 @@
 messages of other senders are left out. Each call may be repeated: it is answered as the first time.
 
 Each ``series_number`` of a ``series`` is committed once (see
-`martlet.broker.transactions.commit_sequence`): a commit answered with ``"repeated": true`` has
+`martlet.broker.transactions.outcomes`): a commit answered with ``"repeated": true`` has
 published nothing, since that number was committed before. A ``disposable`` transaction without a
 decision is rolled back, where others wait for an operator.
 
@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from martlet.broker.transactions.commit_sequence import CommitSequence
-from martlet.broker.transactions.half_topic import frames_of
+from martlet.broker.transactions.half_messages import frames_of
 from martlet.broker.transactions.state import (
     BadTransaction,
+    CommitSequence,
     OpenTransaction,
     TransactionState,
     TransitionRefused,

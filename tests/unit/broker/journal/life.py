@@ -13,8 +13,7 @@ from martlet.broker.idempotence import ProducerSend, marked
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue.crash_charges import StartedRange
 from martlet.broker.topic.rewind import channel_from, replay
-from martlet.broker.transactions.commit_sequence import CommitSequence
-from martlet.broker.transactions.state import TransactionLimits
+from martlet.broker.transactions.state import CommitSequence, TransactionLimits
 from martlet.log import checkpoint_file
 from martlet.log.atomic_batches import entry_of
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, payload

@@ -468,10 +468,10 @@ def test_commits_describe_a_topic_until_a_description_is_durable(core: Core) -> 
     job = log.flush_job()
     transactions.commit_at_once("u", "orders", [b"two"])
     topics = [core.broker.topics["orders"]]
-    assert transactions.messages.news_of(topics)
+    assert transactions.messages.undescribed(topics)
     job.run()
     log.flushed(job)
-    assert transactions.messages.news_of(topics) == ()
+    assert transactions.messages.undescribed(topics) == ()
 
 
 def test_what_cannot_be_committed_at_once(core: Core) -> None:

@@ -6,15 +6,15 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import LimitReached
-from martlet.broker.transactions.commit_sequence import (
-    CommitSequence,
+from martlet.broker.transactions.outcomes import (
     CommitSequences,
     LastCommit,
     digest_of,
-    unpack,
+    unpack_series,
 )
 from martlet.broker.transactions.state import (
     BadTransaction,
+    CommitSequence,
     TransactionLimits,
     TransactionState,
     TransitionRefused,
@@ -198,7 +198,7 @@ def test_packing() -> None:
     table.reached(CommitSequence("a", 3), 1, 2)
     table.reached(CommitSequence("b", 9), 3, 4)
     table.reached(CommitSequence("a", 5), 6, 7)
-    assert list(unpack(table.pack())) == [
+    assert list(unpack_series(table.pack())) == [
         (digest_of("b"), LastCommit(9, 3, 4)),
         (digest_of("a"), LastCommit(5, 6, 7)),
     ]
