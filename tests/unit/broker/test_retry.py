@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -340,14 +341,16 @@ def test_an_error_with_one_dead_letter_delays_and_loses_no_other(
     configure(core, max_attempts=1)
     client = core.client("t").ready(3)
     core.publish("t", b"1", b"2", b"3")
-    read = client.channel.cursor.properties
+    read = client.channel.cursor.messages
 
-    def broken(offset: int) -> bytes:
-        if offset == 1:
+    def broken(
+        offsets: Sequence[int], *, with_properties: bool
+    ) -> Iterator[tuple[int, memoryview | None, bytes]]:
+        if 1 in offsets:
             raise RuntimeError("unforeseen")
-        return read(offset)
+        return read(offsets, with_properties=with_properties)
 
-    monkeypatch.setattr(client.channel.cursor, "properties", broken)
+    monkeypatch.setattr(client.channel.cursor, "messages", broken)
     for number in range(3):
         client.requeue(number)
     for _ in range(3):

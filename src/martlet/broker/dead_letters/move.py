@@ -172,14 +172,12 @@ class MessageMover:
             # Emptied, deleted, set back, or dropped to free space.
             transfer.on_end(WritesRefused("the channel has it no more"))
             return 0
-        cursor = channel.cursor
-        frame = cursor.frame(offset, transfer.attempts)
+        ((_, frame, properties),) = channel.cursor.messages((offset,), with_properties=True)
         if frame is None:
             channel.moving.finish(offset)
             transfer.on_end(WritesRefused("the message cannot be read any more"))
             return 0
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
-        properties = cursor.properties(offset)
         entry = transfer.pack(properties, stored_at_ns)
         to, only = transfer.to(properties), transfer.only
         if self._topics.queues.get(to.id) is not to or (only is not None and only.closed):
