@@ -82,7 +82,7 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_blocks_that_run_are_of_a_known_language() -> None:
-    known = {"python", "console", "toml", "text", "", "json", "js", "go"}
+    known = {"python", "console", "toml", "text", "", "json", "js", "go", "mermaid"}
     found = [
         f"{block.where}: {block.language}"
         for page in PAGES

@@ -17,6 +17,7 @@ from tests.property.broker_model import (
     ModelTopic,
     Place,
 )
+from tests.property.core_invariants import check_core
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
@@ -545,6 +546,7 @@ class BesideModel(RuleBasedStateMachine):
             return
         self.holds = False
         self.settle()
+        check_core(self.broker)
         assert set(self.broker.topics) == set(self.topics)
         shown = [part for part in self.broker.by_id.values() if not isinstance(part, Bucket)]
         assert len(shown) == len(self.parts())

@@ -248,6 +248,7 @@ class Redelivery:
         ]
         owned = cursor.pending.owned_by(consumer)
         lost += [(message.rank, offset, message) for offset, message in owned]
+        assert len(lost) == consumer.in_flight_count, "messages are in flight without a lease"
         lost.sort(key=_by_rank)
         if consumer.progress.in_order:
             for _, _, unstarted in lost[1:]:

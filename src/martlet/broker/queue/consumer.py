@@ -188,6 +188,7 @@ class ChannelConsumer:
             leases.pop()
         if leases and leases[-1].end > end:
             leases.append(leases.pop()._replace(end=end))
+        assert not leases or leases[-1].first < leases[-1].end <= end
 
     def trim_leases(self, floor: int) -> None:
         """Remove the oldest leases whose messages are all finished."""
