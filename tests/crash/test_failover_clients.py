@@ -26,9 +26,9 @@ from tests.crash.replica_cluster import Cluster, Clusters
 from tests.crash.wire import mpub
 from tests.interop.agent import Agent
 from tests.interop.asking import until
+from tests.interop.lookup.test_lookup import producers
 from tests.interop.lookup_process import LookupProcess
-from tests.interop.test_clients import node_modules
-from tests.interop.test_lookup import producers
+from tests.interop.server.nsq.test_clients import node_modules
 
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.interop.nsqd_files import (
+from tests.interop.migration.nsqd_files import (
     Message,
     command,
     import_now,

@@ -6,7 +6,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.interop.http_cases import sized
+from tests.interop.server.http.http_cases import sized
 
 from martlet.server.http.nsq_api import split_binary
 from martlet.server.http.request import HttpError, Request, parse_query

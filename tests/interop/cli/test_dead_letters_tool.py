@@ -1,0 +1,154 @@
+"""``martlet dead-letters`` against real brokers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.interop.asking import ask, until
+from tests.interop.cli.nsq_tools.test_tools_look import Tool, tool
+
+from martlet.client.sync import Consumer
+from martlet.testing import BrokerProcess
+
+__all__ = ["tool"]
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--journal-interval=10ms") as process:
+        yield process
+
+
+def call(broker: BrokerProcess, method: str, **fields: object) -> object:
+    return ask(broker.http_address, f"/call/{method}", "POST", json.dumps(fields).encode())
+
+
+def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
+    """Have messages of a topic's channel c become dead letters."""
+    ask(broker.http_address, f"/topic/create?topic={topic}", "POST")
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel=c", "POST")
+    call(broker, "channel.configure", topic=topic, channel="c", policy={"max_attempts": 1})
+    ask(broker.http_address, f"/mpub?topic={topic}", "POST", "\n".join(bodies).encode())
+    with Consumer(topic, "c", broker.tcp_address) as consumer:
+        for _ in bodies:
+            next(consumer).requeue(backoff=False)
+    until(lambda: depth(broker, f"{topic}.c.dead", "dead-letters") == len(bodies))
+
+
+def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
+    stats = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
+    return sum(each["depth"] for found in stats["topics"] or () for each in found["channels"])
+
+
+def test_dead_letters_are_listed_shown_redriven_and_purged(
+    broker: BrokerProcess, tool: Tool
+) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    assert "there are no dead letters" in tool("dead-letters", "list", where).err
+    said = tool("dead-letters", "list", "orders", where)
+    assert (said.code, said.out) == (2, "")
+    assert "--topic and --channel go together" in said.err
+    dead(broker, "orders", "one", "\x1b[2J", "three")
+    head, row = tool("dead-letters", "list", where).out.splitlines()
+    assert head.split()[:4] == ["TOPIC", "CHANNEL", "COUNT", "OLDEST"]
+    assert row.split()[:3] == ["orders", "c", "3"]
+    assert "max_attempts 3" in row
+    assert row.endswith("orders.c.dead")
+    shown = tool("dead-letters", "show", "orders", "c", where, "--limit=2").out
+    assert "max_attempts after 1 failure, 1 attempt," in shown
+    assert "body, 3 bytes: one" in shown
+    assert r"body, 4 bytes: \x1b[2J" in shown
+    assert "three" not in shown
+    letters = [
+        json.loads(line)
+        for line in tool("dead-letters", "show", "orders", "c", where, "--json").out.splitlines()
+    ]
+    assert [letter["body"] for letter in letters] == ["one", "\x1b[2J", "three"]
+    dry = tool("dead-letters", "redrive", "orders", "c", where, "--all", "--dry-run")
+    assert (dry.code, "3 dead letters would be redriven" in dry.out) == (0, True)
+    done = tool("dead-letters", "redrive", "orders", "c", where, f"--id={letters[1]['id']}")
+    assert "1 dead letter redriven" in done.out
+    assert depth(broker, "orders", "c") == 1
+    done = tool("dead-letters", "redrive", "orders", "c", where, "--since=1h", "--to-topic=later")
+    assert "2 dead letters redriven" in done.out
+    ask(broker.http_address, "/channel/empty?topic=orders&channel=c", "POST")
+    dead(broker, "orders", "four")
+    done = tool("dead-letters", "purge", "orders", "c", where, "--reason=timeout")
+    assert "0 dead letters purged" in done.out
+    done = tool("dead-letters", "purge", "orders", "c", where, "--all")
+    assert "1 dead letter purged" in done.out
+    assert depth(broker, "orders.c.dead", "dead-letters") == 0
+    none = tool("dead-letters", "show", "orders", "c", where).err
+    assert "channel c of topic orders has no dead letters\n" in none
+    none = tool("dead-letters", "show", "orders", "c", where, "--reason=timeout").err
+    assert "channel c of topic orders has no such dead letters\n" in none
+
+
+def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
+    dead(broker, "sales", "one", "two")
+    with BrokerProcess(None) as other:
+        dead(other, "sales", "three")
+        brokers = broker, other
+        where = [f"--nsqd-http-address={each.http_address}" for each in brokers]
+        shown = tool("dead-letters", "show", "sales", "c", "--json", *where).out.splitlines()
+        letters = [json.loads(line) for line in shown]
+        for action in ("redrive", "purge"):
+            said = tool("dead-letters", action, "sales", "c", "--id=0123456789abcdef", *where)
+            assert said.code == 1
+            assert "no selected dead letter has the id 0123456789abcdef" in said.err
+        # By either id, at whichever broker, and not without the one that is missing.
+        known = [letters[0]["id"], letters[2]["message_id"]]
+        ids = [f"--id={each}" for each in (*known, "0123456789abcdef")]
+        said = tool("dead-letters", "purge", "sales", "c", *ids, *where)
+        assert (said.code, said.err.count("no selected dead letter")) == (1, 1)
+        said = tool("dead-letters", "purge", "sales", "c", *ids[:1], *where)
+        assert (said.code, known[0] in said.err) == (1, True)  # purged already
+        said = tool("dead-letters", "purge", "sales", "c", f"--id={letters[1]['id']}", *where)
+        assert (said.code, "no selected dead letter" in said.err) == (0, False)
+        assert [depth(each, "sales.c.dead", "dead-letters") for each in brokers] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error_text"),
+    [
+        (["lst"], 2, "there is no action 'lst'; did you mean 'list'?"),
+        ([], 2, "name an action: list, show, redrive or purge"),
+        (["show"], 2, "add --topic and --channel, or --dead-letter-topic"),
+        (["purge", "t", "c"], 2, "add --all, or any of --id"),
+        (["show", "t", "c", "--since=soon"], 2, "--since=soon is no time"),
+        (["list", "--since=soon"], 2, "--since=soon is no time"),
+        (["list", "t", "c", "--reason=no"], 2, "--reason=no: it is one of max_attempts"),
+        (["redrive", "t", "c", "--since=0"], 2, "the selection is missing: add --all"),
+        (["show", "--dead-letter-topic=no", "--topic=t"], 1, "there is no topic 'no'"),
+        (["show", "t", "bad name"], 2, "--channel=bad name is not valid"),
+        (["show", "t", "c"], 1, "channel 'c' of topic 't' has no dead letters"),
+    ],
+)
+def test_wrong_arguments_are_reported(
+    broker: BrokerProcess, tool: Tool, arguments: list[str], code: int, error_text: str
+) -> None:
+    said = tool("dead-letters", *arguments, f"--nsqd-http-address={broker.http_address}")
+    assert said.code == code
+    assert error_text in said.err
+
+
+def test_dead_letters_that_cannot_go_back_stay_and_are_reported(
+    broker: BrokerProcess, tool: Tool
+) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    dead(broker, "gone", "one")
+    ask(broker.http_address, "/channel/delete?topic=gone&channel=c", "POST")
+    said = tool("dead-letters", "redrive", "gone", "c", where, "--all")
+    assert said.code == 1
+    assert "1 stay where they are: there is no channel 'c' of topic 'gone'" in said.err
+
+
+def test_a_broker_without_any_is_passed_over(broker: BrokerProcess, tool: Tool) -> None:
+    dead(broker, "here", "one")
+    with BrokerProcess(None) as other:
+        where = [f"--nsqd-http-address={each.http_address}" for each in (other, broker)]
+        said = tool("dead-letters", "show", "here", "c", "--json", *where)
+    assert (said.code, len(said.out.splitlines())) == (0, 1)
