@@ -22,7 +22,7 @@ LONGEST = (
     SPARK,
     "tests/spark/test_sink_kill.py",
     "tests/spark_cluster/",
-    "tests/crash/test_kill.py",
+    "tests/crash/broker/test_kill.py",
 )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.crash.replica.test_replicas import TOPIC, Publisher
 from tests.crash.replica_cluster import Cluster
-from tests.crash.test_replicas import TOPIC, Publisher
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
 
-ARCHIVES = sorted((Path(__file__).parents[1] / "data").glob("data_folder_*.tar.xz"))
+ARCHIVES = sorted((Path(__file__).parents[2] / "data").glob("data_folder_*.tar.xz"))
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)

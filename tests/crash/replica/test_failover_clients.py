@@ -36,8 +36,8 @@ from martlet.options import LookupOptions
 pytestmark = [pytest.mark.crash, pytest.mark.interop]
 
 FAILOVERS = int(os.environ.get("MARTLET_FAILOVERS", "1"))
-AGENTS = Path(__file__).parent / "agents"
-ROOT = Path(__file__).parents[2]
+AGENTS = Path(__file__).parents[1] / "agents"
+ROOT = Path(__file__).parents[3]
 TOPICS = ["address", "lookup"]
 """Named after how their consumers find the primary."""
 Command = tuple[list[str], dict[str, Any]]

@@ -7,8 +7,8 @@ import json
 import signal
 
 import pytest
+from tests.crash.replica.test_replicas import TOPIC, Publisher, received_all
 from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
-from tests.crash.test_replicas import TOPIC, Publisher, received_all
 from tests.crash.wire import Wire, http, pub
 
 pytestmark = pytest.mark.crash

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.crash.test_kill import broker_on
+from tests.crash.broker.test_kill import broker_on
 from tests.crash.wire import http
 
 from martlet.addresses import Address

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.test_disk_full import small_disk
+from tests.crash.log.test_disk_full import small_disk
 from tests.crash.wire import Wire, drain, http, mpub, until
 
 from martlet.cli.main import main

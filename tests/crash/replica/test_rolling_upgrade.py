@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.crash.replica.test_failover import PATIENT, Load, check
+from tests.crash.replica.test_replicas import TOPIC
 from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters, running_from
-from tests.crash.test_failover import PATIENT, Load, check
-from tests.crash.test_replicas import TOPIC
 from tests.crash.wire import GONE, http, until
 
 from martlet.client import Consumer, Producer

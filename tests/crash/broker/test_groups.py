@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.broker.test_kill import LOAD_S, broker_on
 from tests.crash.load import JournalSteps, Ledger, produce, until_gone
-from tests.crash.test_kill import LOAD_S, broker_on
 from tests.crash.wire import http
 
 from martlet.addresses import Address
