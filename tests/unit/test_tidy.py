@@ -26,6 +26,8 @@ BANNED = re.compile(
     r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|told|whole|tell_\w+|told_\w+)"
 )
 TESTS = Path(__file__).parents[1]
+MIRRORS = ("crash", "interop", "unit")
+"""Folders of tests that have the folders of the package, and of what stands beside it."""
 BANNED_IN_TESTS = re.compile(r"_?(\w+_)?told(_\w+)?", re.IGNORECASE)
 PLAIN = (
     "cli",
@@ -47,10 +49,19 @@ def modules() -> Iterator[Path]:
     yield from sorted(PACKAGE.rglob("*.py"))
 
 
-def test_a_folder_has_few_files() -> None:
-    counts = Counter(str(path.parent.relative_to(PACKAGE)) for path in modules())
-    crowded = {folder: count for folder, count in counts.items() if count > MAX_FILES}
-    assert not crowded
+@pytest.mark.parametrize(
+    "folder", [PACKAGE, *(TESTS / kind for kind in MIRRORS)], ids=["package", *MIRRORS]
+)
+def test_a_folder_has_few_files(folder: Path) -> None:
+    counts = Counter(path.parent for path in folder.rglob("*.py"))
+    assert not [str(folder) for folder, count in counts.items() if count > MAX_FILES]
+
+
+@pytest.mark.parametrize("kind", MIRRORS)
+def test_folders_of_tests_mirror_the_package(kind: str) -> None:
+    folders = {path.parent.relative_to(TESTS / kind) for path in (TESTS / kind).rglob("test_*.py")}
+    sources = (PACKAGE, TESTS.parent)
+    assert not [folder for folder in folders if not any((top / folder).is_dir() for top in sources)]
 
 
 def test_a_name_is_of_one_class() -> None:
