@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from tests import children, template, time_limit
+from tests import brokers, children, template, time_limit
 
 SPARK = "tests/spark/"
 LONGEST = (
@@ -45,6 +45,9 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but never look at the tests themselves."""
     gc.freeze()
     gc.enable()
+
+
+broker = brokers.here()
 
 
 @pytest.fixture(autouse=True)

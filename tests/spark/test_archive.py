@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from tests import brokers
 from tests.spark.publish import publish
 
 from martlet.options.flag import OptionError
@@ -31,10 +31,7 @@ from martlet.testing.ports import free_port
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as process:
-        yield process
+broker = brokers.process(scope="function")
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests import brokers
 from tests.spark.publish import publish
 
 from martlet.options.flag import OptionError
@@ -46,10 +46,7 @@ def order(number: int, *, minute: int, country: str = "NL", amount: float = 1.0)
     return json.dumps(fields).encode()
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process()
 
 
 def test_figures_are_counted_by_window_and_group_and_final_ones_shown_once(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests import brokers
 from tests.spark.publish import ask, post, publish
 from tests.spark.stored import rows_of, values_of
 
@@ -21,10 +21,7 @@ from martlet.testing import BrokerProcess
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data"), "--max-transaction-bytes=1MiB") as process:
-        yield process
+broker = brokers.process("--max-transaction-bytes=1MiB")
 
 
 def write(rows: DataFrame, broker: BrokerProcess, **options: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
+from tests import brokers
 from tests.interop.asking import ask, until
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
@@ -36,11 +37,7 @@ from martlet.testing import BrokerProcess
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    arguments = ("--max-transaction-bytes=1MiB", "--max-transaction-sends=50")
-    with BrokerProcess(tmp_path_factory.mktemp("data"), *arguments) as process:
-        yield process
+broker = brokers.process("--max-transaction-bytes=1MiB", "--max-transaction-sends=50")
 
 
 def options(*brokers: BrokerProcess, **more: str) -> WriteOptions:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests import brokers
 from tests.spark.publish import ask, key_of, post, publish
 
 from martlet.testing import BrokerProcess
@@ -18,13 +18,8 @@ from martlet.testing import BrokerProcess
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all tests, each of which has a topic of its own."""
-    folder = tmp_path_factory.mktemp("data")
-    arguments = ("--max-bytes-per-file=1048576", "--journal-interval=10ms")
-    with BrokerProcess(folder, *arguments) as process:
-        yield process
+broker = brokers.process("--max-bytes-per-file=1048576", "--journal-interval=10ms")
+"""One for all tests, each of which has a topic of its own."""
 
 
 class Job:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
+from tests import brokers
 
-from martlet.testing import BrokerProcess
 from martlet.testing.spark_cluster import SparkCluster
 
 
@@ -86,8 +86,5 @@ def driver(cluster: SparkCluster) -> Iterator[Driver]:
             found.close()
 
 
-@pytest.fixture(scope="session")
-def broker() -> Iterator[BrokerProcess]:
-    """A broker that the executors can reach."""
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process(scope="session")
+"""A broker that the executors can reach."""

@@ -8,12 +8,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
+from tests import brokers
 from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S, until_gone
 from tests.crash.wire import ERROR, MESSAGE, Refused, Wire, drain, http, message, mpub
 
@@ -153,10 +153,7 @@ async def others(broker: BrokerProcess) -> None:
             await asyncio.sleep(0.003)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path, *FLAGS) as process:
-        yield process
+broker = brokers.process(*FLAGS, scope="function")
 
 
 @pytest.mark.timeout(120)

@@ -26,12 +26,6 @@ from martlet.testing.broker_process import BrokerProcess
 from martlet.testing.ports import free_port
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
 async def connect(tcp_address: str) -> Connection:
     host, _, port = tcp_address.rpartition(":")
     return await Connection.open(Address(host, int(port)), Identity())

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ SENT = [
     ("eu.paris", "much"),
 ]
 WANTED = [b"eu.berlin 5", b"eu.rome 3.01"]
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 async def send(address: str, topic: str = "t") -> None:

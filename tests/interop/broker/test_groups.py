@@ -33,12 +33,6 @@ from martlet.server.rpc import fetch as fetch_calls
 from martlet.testing import Broker
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
 @asynccontextmanager
 async def connected(broker: Broker) -> AsyncIterator[Connection]:
     host, _, port = broker.tcp_address.rpartition(":")

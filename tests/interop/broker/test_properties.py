@@ -24,12 +24,6 @@ COMMAND = (sys.executable, "-m", "martlet")
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 async def connection(broker: Broker) -> AsyncIterator[Connection]:
     connection = await Connection.open(_address(broker), Identity())
     yield connection

@@ -8,11 +8,12 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing
 from typing import Any, cast
 
 import pytest
+from tests import brokers
 
 from martlet.client import (
     Consumer,
@@ -35,10 +36,7 @@ LEAST_S = (COUNT - BURST) / RATE_PER_S
 BODIES = [b"%d" % n for n in range(COUNT)]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None) as process:
-        yield process
+broker = brokers.process()
 
 
 @pytest.fixture

@@ -28,12 +28,6 @@ AMPLE_S = 60
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
 async def call(broker: Broker, method: str, **fields: Any) -> tuple[int, Any]:
     url = f"http://{broker.http_address}/call/{method}"
     async with aiohttp.ClientSession() as session, session.post(url, json=fields) as answer:

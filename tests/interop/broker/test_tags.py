@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
@@ -29,12 +28,6 @@ async def send(connection: Connection, tags: list[str], start: int = 0) -> None:
     entries = [(n, Properties(tag=tag).pack()) for n, tag in enumerate(tags) if tag]
     bodies = [b"%d %s" % (start + n, tag.encode()) for n, tag in enumerate(tags)]
     await connection.ask(commands.send("t", bodies, {}, pack_block(entries)))
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 @pytest.mark.parametrize("in_flight", [1, 7, 1000])

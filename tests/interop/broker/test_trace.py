@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests import brokers
 from tests.crash.wire import HttpRefused, http_now
 from tests.interop.asking import ask
 
@@ -26,12 +26,9 @@ from martlet.client import (
 from martlet.client.sync import Producer as SyncProducer
 from martlet.testing import BrokerProcess
 
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    arguments = ("--trace", "--journal-interval=20ms", "--max-bytes-per-file=4MiB")
-    with BrokerProcess(tmp_path / "data", *arguments) as process:
-        yield process
+broker = brokers.process(
+    "--trace", "--journal-interval=20ms", "--max-bytes-per-file=4MiB", scope="function"
+)
 
 
 async def failing_twice(broker: BrokerProcess) -> Message:

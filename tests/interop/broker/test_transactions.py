@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +70,6 @@ def asking_often(checks: int) -> Broker:
         transaction_check_interval_ns=20 * MILLISECOND_NS,
         transaction_checks=checks,
     )
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 async def test_a_plain_consumer_sees_committed_messages_only(broker: Broker) -> None:

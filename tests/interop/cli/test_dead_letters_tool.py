@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
+from tests import brokers
 from tests.interop.asking import ask, until
 from tests.interop.cli.nsq_tools.test_tools_look import Tool, tool
 
@@ -16,10 +16,7 @@ __all__ = ["tool"]
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--journal-interval=10ms") as process:
-        yield process
+broker = brokers.process("--journal-interval=10ms")
 
 
 def call(broker: BrokerProcess, method: str, **fields: object) -> object:

@@ -66,12 +66,6 @@ def topic() -> str:
     return f"jobs{next(_numbers)}"
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as running:
-        yield running
-
-
 @asynccontextmanager
 async def worker(
     topic: str, addresses: Any, handler: Handler, channel: str = "workers", **options: Any

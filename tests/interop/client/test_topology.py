@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.crash.wire import Wire, message, pub
 from tests.interop.asking import until
 
@@ -26,10 +26,7 @@ PLACES = [
 ]
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, *HERE, PREFER) as process:
-        yield process
+broker = brokers.process(*HERE, PREFER, scope="function")
 
 
 def fetch(broker: BrokerProcess, path: str) -> str:

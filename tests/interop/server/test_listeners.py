@@ -23,12 +23,6 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 async def http(broker: Broker) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(f"http://{broker.http_address}") as session:
         yield session

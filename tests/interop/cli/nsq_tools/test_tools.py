@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.interop.asking import until
 from tests.interop.lookup_process import LookupProcess
 from tests.unit.cli.nsq_tools.test_output_file import whole_members
@@ -24,10 +25,7 @@ from martlet.testing import BrokerProcess
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--msg-timeout=2s") as process:
-        yield process
+broker = brokers.process("--msg-timeout=2s", scope="function")
 
 
 def command(*arguments: str) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cramjam
 import pytest
+from tests import brokers
 from tests.interop.asking import ask, until
 from tests.interop.cli.nsq_tools.test_tools import channels, command
 from tests.interop.cli.nsq_tools.test_tools_send import fill, stored_all
@@ -32,10 +33,7 @@ def whole_frames(data: bytes) -> bytes:
     return found
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process()
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import pty
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request, urlopen
 
 import pytest
+from tests import brokers
 from tests.interop.asking import ask, until
 from tests.interop.cli.nsq_tools.test_tools import channels, command
 from tests.interop.lookup_process import LookupProcess
@@ -51,10 +52,7 @@ def tool(capfd: pytest.CaptureFixture[str]) -> Tool:
     return run
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--journal-interval=10ms") as process:
-        yield process
+broker = brokers.process("--journal-interval=10ms")
 
 
 def fill(broker: BrokerProcess, topic: str, count: int, channel: str = "c") -> None:

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.interop.asking import ask, until
 from tests.interop.cli.nsq_tools.http_sink import HttpSink
 from tests.interop.cli.nsq_tools.test_tools import channels, command, martlet, running
@@ -31,10 +32,7 @@ LINES = [b"%d" % number for number in range(300)]
 AT_ONCE = ("backoff_multiplier,1ms", "max_backoff_duration,2ms", "default_requeue_delay,10ms")
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--msg-timeout=2s") as process:
-        yield process
+broker = brokers.process("--msg-timeout=2s")
 
 
 def fill(broker: BrokerProcess, topic: str, lines: list[bytes], channel: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -27,12 +26,6 @@ from martlet.testing import Broker
 
 AMPLE_S = 60
 NEVER = FailureBackoff(max_s=0)
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 def configure(broker: Broker, *delays_ms: int, max_attempts: int = 0) -> None:

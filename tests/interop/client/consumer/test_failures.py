@@ -29,12 +29,6 @@ AGENT = Path(__file__).parents[2] / "agents" / "crashing_agent.py"
 GOOD = [b"good %d" % number for number in range(100)]
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
 def configure(broker: Broker, **policy: Any) -> Channel:
     topic = broker.server.broker.topic("work")
     channel = topic.channel("main")

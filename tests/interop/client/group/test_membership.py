@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from tests.interop.client.group.test_pull import LIMIT_S, call, limited, member, put, with_queues
@@ -19,12 +19,6 @@ from martlet.testing import Broker
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 async def committed(broker: Broker, queue: int = 0) -> int:

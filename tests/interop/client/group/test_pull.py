@@ -47,12 +47,6 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
 def with_queues(broker: Broker, count: int, topic: str = "t") -> None:
     broker.server.broker.topic(topic)
     broker.server.broker.set_queues(topic, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
@@ -34,12 +34,6 @@ from martlet.client.otel import otel_hooks
 from martlet.testing import Broker
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 def put(broker: Broker, bodies: Sequence[bytes]) -> None:

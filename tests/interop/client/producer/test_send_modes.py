@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ from martlet.properties.model import BadProperties
 from martlet.testing import Broker
 
 SOON = Backoff(first_s=0.01, max_s=0.02)
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 def producer_of(*addresses: str, **settings: Any) -> Producer:

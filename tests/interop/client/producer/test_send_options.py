@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -58,12 +58,6 @@ WAYS: dict[str, Way] = {
     "transaction": _in_transaction,
     "many in a transaction": _many_in_transaction,
 }
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 async def received(broker: Broker) -> tuple[bytes, tuple[Any, ...]]:

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
+from tests import brokers
 
 from martlet.client import (
     BadBody,
@@ -29,10 +29,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 SOON = Backoff(first_s=0.05, max_s=0.05)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process()
 
 
 def test_published_messages_arrive(broker: BrokerProcess) -> None:

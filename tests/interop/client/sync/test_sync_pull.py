@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import brokers
 
 from martlet.client import Closed, PulledMessage
 from martlet.client.sync import BroadcastConsumer, Producer, PullConsumer
 from martlet.testing import BrokerProcess
 
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process()
 
 
 def publish(broker: BrokerProcess, topic: str, count: int) -> list[bytes]:

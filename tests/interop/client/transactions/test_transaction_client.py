@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,6 @@ from martlet.protocol.nsq import negotiation
 from martlet.put_status import PUBLISH_AGAIN
 from martlet.testing import Broker
 from martlet.testing.ports import free_port
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 def asking_often() -> Broker:

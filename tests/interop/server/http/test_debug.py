@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from tests import brokers
 
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--log-level=error") as broker:
-        yield broker
+broker = brokers.process("--log-level=error")
 
 
 @pytest.fixture

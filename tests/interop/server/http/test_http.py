@@ -1,11 +1,11 @@
 """Martlet's HTTP answers beside those that nsqd 1.3.0 gave to the same requests."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
 from tests.interop.server.http import http_cases, http_table
 from tests.interop.server.http.http_cases import LIMITS, Answer, Case
@@ -19,10 +19,7 @@ RECORDED: list[dict[str, Any]] = json.loads(
 )
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, *LIMITS) as process:
-        yield process
+broker = brokers.process(*LIMITS)
 
 
 def port_of(address: str) -> int:

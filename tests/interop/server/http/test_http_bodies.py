@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from email.utils import parsedate_to_datetime
 
 import pytest
+from tests import brokers
 
 from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.testing import Broker
@@ -52,10 +53,7 @@ class Wire:
         self._writer.transport.abort()
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker(max_msg_size=LIMIT, max_body_size=LIMIT) as broker:
-        yield broker
+broker = brokers.here(max_msg_size=LIMIT, max_body_size=LIMIT)
 
 
 async def connect(broker: Broker) -> Wire:

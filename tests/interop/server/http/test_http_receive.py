@@ -9,12 +9,12 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.crash.wire import Wire, message, pub
 from tests.interop.asking import ask, until
 from tests.interop.http_client import NDJSON, HttpClient
@@ -24,10 +24,7 @@ from martlet.testing import BrokerProcess
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+broker = brokers.process()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import brokers
 from tests.interop.agent import Agent, Event
 from tests.interop.agents import story
 from tests.interop.certificates import Certificates
@@ -32,10 +33,7 @@ RECONNECT_S = 40
 """pynsq's reader waits 15 s before it connects again."""
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, f"--msg-timeout={story.MESSAGE_TIMEOUT_S}s") as process:
-        yield process
+broker = brokers.process(f"--msg-timeout={story.MESSAGE_TIMEOUT_S}s", scope="function")
 
 
 @pytest.fixture(params=["pynsq", "ansq", "gnsq", "nsqjs"])

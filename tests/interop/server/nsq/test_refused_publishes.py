@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -12,12 +11,6 @@ from martlet.client import Producer, PublishRefused
 from martlet.testing import Broker
 
 pytestmark = pytest.mark.interop
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
 
 
 @pytest.mark.parametrize("path", ["/pub?topic=t", "/mpub?topic=t", "/mpub?topic=t&binary=true"])

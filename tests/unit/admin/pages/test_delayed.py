@@ -18,12 +18,6 @@ TOPIC: dict[str, Any] = {"topic": "later"}
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as found:
-        yield found
-
-
-@pytest.fixture
 async def page(broker: Broker) -> AsyncIterator[Page]:
     async with Producer(broker.tcp_address) as producer:
         for minutes in (5, 30, 30, 60 * 24 * 3):

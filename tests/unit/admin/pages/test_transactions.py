@@ -17,12 +17,6 @@ from martlet.testing import Broker
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as found:
-        yield found
-
-
-@pytest.fixture
 async def page(broker: Broker) -> AsyncIterator[Page]:
     async with page_of([broker.http_address]) as found:
         yield found

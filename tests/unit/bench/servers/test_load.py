@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests import brokers
 
 from bench.servers.link import OK_FRAME, BenchConnection, LoadFailed
 from bench.servers.load import Consuming, Load, LoadResult, Pinging, PublishLoad
@@ -22,10 +23,7 @@ from martlet.testing import BrokerProcess
 TOPIC, CHANNEL = "load", "generator"
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(None, "--log-level=warn") as process:
-        yield process
+broker = brokers.process("--log-level=warn")
 
 
 @pytest.fixture(scope="module")

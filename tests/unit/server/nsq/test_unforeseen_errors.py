@@ -34,12 +34,6 @@ async def errors() -> list[str]:
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 async def guarded() -> AsyncIterator[Broker]:
     """A broker with an auth server."""
     with AuthServer({"s": Answer(allowed(EVERYTHING))}) as server:
