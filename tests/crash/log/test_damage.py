@@ -22,13 +22,10 @@ from tests.crash.written_folder import (
     SEGMENT_BYTES,
     WrittenFolder,
     bodies_of,
-    flip,
 )
 
 from martlet.cli.main import main
-from martlet.log.folder import Folder
-from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_record
-from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.record import HEADER_BYTES, BadRecord, read_record
 
 pytestmark = pytest.mark.crash
 
@@ -210,19 +207,6 @@ def stale_records(path: Path) -> list[int]:
     return found
 
 
-async def test_a_good_record_of_another_place_is_not_read(unsaved: WrittenFolder) -> None:
-    report = RecoveryReport()
-    records = list(scan(Folder(unsaved.path).segments(), 0, report))
-    copied = next(
-        bytes(r) for h, r in records if h.kind == RecordKind.BATCH and h.count == BATCH_COUNT
-    )
-    unsaved.overwrite(report.end_position, copied)
-    said = await unsaved.start()
-    assert f"going on at position {report.end_position}" in said
-    assert "lost" not in said
-    await finds(unsaved, ALL[FINISHED:])
-
-
 def lost_with(folder: WrittenFolder, segment: Path) -> list[int]:
     """The batches that are in a segment, which is taken away."""
     inside = [
@@ -282,15 +266,6 @@ async def test_the_last_segment_cut_short(stopped: WrittenFolder, left_bytes: in
     assert lost_count(stopped) == len(inside) * BATCH_COUNT
 
 
-async def test_a_missing_last_segment_costs_its_messages(stopped: WrittenFolder) -> None:
-    inside = lost_with(stopped, stopped.segments()[-1])
-    said = await stopped.start()
-    assert "the log ends before the checkpoint's position" in said
-    await finds(stopped, without(*inside))
-    assert lost_lines(stopped)
-    assert stopped.broker.stop() == 0
-
-
 async def test_all_segments_missing(stopped: WrittenFolder) -> None:
     for segment in stopped.segments():
         segment.unlink()
@@ -301,58 +276,6 @@ async def test_all_segments_missing(stopped: WrittenFolder) -> None:
 
 
 # what points into the log
-
-
-def index_of(folder: WrittenFolder) -> Path:
-    """The index of topic t: the only one with rows."""
-    (path,) = [path for path in (folder.path / "index").iterdir() if path.stat().st_size]
-    return path
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def shorten(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-60])
-
-
-def flip_some(path: Path) -> None:
-    for at in (8, path.stat().st_size // 2):
-        flip(path, at)
-
-
-DAMAGES = pytest.mark.parametrize("damage", [remove, shorten, flip_some])
-
-
-@DAMAGES
-async def test_a_wrong_index_is_made_again(
-    either: WrittenFolder, damage: Callable[[Path], None]
-) -> None:
-    damage(index_of(either))
-    said = await either.start()
-    assert re.search(r"the index index/\S+ is missing or wrong; it is made from the log", said)
-    await finds(either, ALL[FINISHED:])
-    assert lost_lines(either) == []
-    assert either.broker.stop() == 0
-    assert main(["log", "verify", str(either.path)]) == 0
-
-
-@DAMAGES
-async def test_a_wrong_checkpoint_costs_time_alone(
-    either: WrittenFolder, damage: Callable[[Path], None]
-) -> None:
-    damage(either.path / "checkpoint")
-    said = await either.start()
-    assert re.search(
-        r"(there is no checkpoint|the checkpoint is damaged: .+);"
-        r" reading the whole log",
-        said,
-    )
-    await finds(either, ALL[FINISHED:])
-    assert lost_lines(either) == []
-    assert either.broker.stop() == 0
-    assert main(["log", "verify", str(either.path)]) == 0
 
 
 async def test_everything_is_restored_from_the_log_without_checkpoint_and_index(
