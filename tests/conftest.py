@@ -11,11 +11,14 @@ import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from tests import brokers, children, template, time_limit
+
+if TYPE_CHECKING:
+    from tests.interop.certificates import Certificates
 
 SPARK = "tests/spark/"
 LONGEST = (
@@ -48,6 +51,13 @@ def pytest_collection_finish() -> None:
 
 
 broker = brokers.here()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    from tests.interop.certificates import Certificates
+
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ import urllib.request
 
 import pytest
 
+from martlet.testing import BrokerProcess
+
 OPERATORS = (
     ("GET", "/channel/peek?topic=t&channel=c"),
     ("POST", "/channel/replay?topic=t&channel=c&beginning=true"),
@@ -33,6 +35,15 @@ EVERYONE = (
     ("POST", "/pub?topic=t"),
     ("POST", "/channel/pause?topic=t&channel=c"),
 )
+
+
+class OpenBroker(BrokerProcess):
+    """A broker whose HTTP listens on all addresses of the machine, as by default."""
+
+    @property
+    def command(self) -> list[str]:
+        port = self.http_address.rpartition(":")[2]
+        return [*super().command, f"--http-address=0.0.0.0:{port}"]
 
 
 def other_address() -> str:

@@ -318,8 +318,7 @@ def test_a_broker_that_has_as_many_channels_as_it_may(tmp_path: Path) -> None:
         wanted.stop()
 
 
-def test_a_broker_that_takes_tls_only(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
+def test_a_broker_that_takes_tls_only(tmp_path: Path, certificates: Certificates) -> None:
     flags = [
         *certificates.flags,
         "--tls-required",

@@ -320,8 +320,7 @@ def test_the_tcp_port_is_refused(broker: BrokerProcess) -> None:
         find_broker(broker.tcp_address, (), None, 600_000)
 
 
-def test_tls_and_auth(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
+def test_tls_and_auth(tmp_path: Path, certificates: Certificates) -> None:
     with AuthServer({"good": Answer(allowed(EVERYTHING))}) as auth:
         flags = (
             *certificates.flags,

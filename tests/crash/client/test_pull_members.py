@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from tests.crash.broker.test_kill import broker_on
 from tests.crash.wire import http
+from tests.interop.connections import connect
 
-from martlet.addresses import Address
-from martlet.client import CallRefused, Identity
-from martlet.client.transport.connection import Connection
+from martlet.client import CallRefused
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
@@ -76,8 +75,7 @@ async def more(ledger: Ledger, count: int, answered: set[str]) -> None:
 
 async def nothing_left(broker: BrokerProcess) -> None:
     """Wait until everything is committed."""
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
+    connection = await connect(broker)
     ends_s = time.monotonic() + _LIMIT_S
     lag: object = "all"
     try:

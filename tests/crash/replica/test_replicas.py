@@ -160,16 +160,15 @@ async def _subscribe_without_standbys(cluster: Cluster) -> tuple[str, list[str]]
 
 
 async def test_replicas_with_certificates_and_a_secret_fail_over(
-    tmp_path: Path, clusters: Clusters
+    tmp_path: Path, certificates: Certificates, clusters: Clusters
 ) -> None:
-    made = Certificates(tmp_path)
     secret = tmp_path / "secret"
     secret.write_bytes(b"the secret that all replicas share")
     cluster = await clusters.start(
         arguments=[
-            f"--replica-tls-cert={made.certificate}",
-            f"--replica-tls-key={made.key}",
-            f"--replica-tls-ca-file={made.authority}",
+            f"--replica-tls-cert={certificates.certificate}",
+            f"--replica-tls-key={certificates.key}",
+            f"--replica-tls-ca-file={certificates.authority}",
             f"--replica-secret-file={secret}",
         ]
     )

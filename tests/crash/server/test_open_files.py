@@ -43,11 +43,6 @@ def is_served(broker: BrokerProcess) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def test_clients_that_begin_no_tls_leave_descriptors_to_the_log(
     tmp_path: Path, certificates: Certificates
 ) -> None:

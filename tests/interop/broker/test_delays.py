@@ -15,9 +15,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.interop.connections import connect, connected
 
-from martlet.addresses import Address
-from martlet.client import Admin, CallRefused, Consumer, Identity, Properties
+from martlet.client import Admin, CallRefused, Consumer, Properties
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
@@ -26,17 +26,10 @@ from martlet.testing.broker_process import BrokerProcess
 from martlet.testing.ports import free_port
 
 
-async def connect(tcp_address: str) -> Connection:
-    host, _, port = tcp_address.rpartition(":")
-    return await Connection.open(Address(host, int(port)), Identity())
-
-
 @pytest.fixture
 async def connection(broker: Broker) -> AsyncIterator[Connection]:
-    connection = await connect(broker.tcp_address)
-    yield connection
-    connection.close()
-    await connection.wait_lost()
+    async with connected(broker) as connection:
+        yield connection
 
 
 def in_ms(delay_ms: int) -> int:
@@ -190,14 +183,14 @@ async def test_a_send_that_is_repeated_waits_once(tmp_path: Path) -> None:
     options = {"producer": "ab" * 16, "sequence": 1, "deliver_at_ms": in_ms(3_600_000)}
     sent = commands.send("t", [b"once"], options)
     with BrokerProcess(tmp_path) as broker:
-        connection = await connect(broker.tcp_address)
+        connection = await connect(broker)
         first = json.loads(await connection.ask(sent))
         assert json.loads(await connection.ask(sent)) == {**first, "duplicate": True}
         broker.kill()
         connection.close()
         await connection.wait_lost()
         broker.start()
-        connection = await connect(broker.tcp_address)
+        connection = await connect(broker)
         assert json.loads(await connection.ask(sent)) == {**first, "duplicate": True}
         listed = (await connection.call("delay.list", topic="t")).fields
         assert [each["id"] for each in listed["messages"]] == [first["id"]]
@@ -247,7 +240,7 @@ async def test_delayed_messages_are_counted_as_deferred_and_hidden_otherwise(
 
 async def test_delayed_messages_wait_on_over_a_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
-        connection = await connect(broker.tcp_address)
+        connection = await connect(broker)
         gone = (await send(connection, b"gone", at_ms=in_ms(3_600_000)))["id"]
         await connection.call("delay.cancel", topic="t", id=gone)
         kept, at_ms = await send_soon(connection, b"kept", after_ms=1000)
@@ -255,7 +248,7 @@ async def test_delayed_messages_wait_on_over_a_kill(tmp_path: Path) -> None:
         connection.close()
         await connection.wait_lost()
         broker.start()
-        connection = await connect(broker.tcp_address)
+        connection = await connect(broker)
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             while (message := await anext(consumer)).properties.system != {"delayed": kept["id"]}:
                 message.finish()

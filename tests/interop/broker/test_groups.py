@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.interop.connections import connected
 
-from martlet.addresses import Address
 from martlet.broker.groups import membership
 from martlet.broker.policy import ChannelPolicy
 from martlet.client import (
     CallRefused,
     ClientError,
     Consumer,
-    Identity,
     Producer,
     Properties,
     SubscribeRefused,
@@ -31,17 +28,6 @@ from martlet.protocol.nsq.message_run import MessageRun
 from martlet.server.nsq.output_queue import LIMIT_BYTES
 from martlet.server.rpc import fetch as fetch_calls
 from martlet.testing import Broker
-
-
-@asynccontextmanager
-async def connected(broker: Broker) -> AsyncIterator[Connection]:
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
-    try:
-        yield connection
-    finally:
-        connection.close()
-        await connection.wait_lost()
 
 
 class Member:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.interop.connections import connect
 
-from martlet.addresses import Address
-from martlet.client import Consumer, FailureBackoff, Identity, Message, Requeue, sync
+from martlet.client import Consumer, FailureBackoff, Message, Requeue, sync
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
@@ -189,9 +189,7 @@ class Frames:
 
 
 async def _subscribed(broker: Broker, *, in_order: bool) -> Frames:
-    host, _, port = broker.tcp_address.rpartition(":")
-    identity = Identity(in_order=in_order)
-    connection = await Connection.open(Address(host, int(port)), identity)
+    connection = await connect(broker, in_order=in_order)
     await connection.ask(commands.subscribe("t", "c"))
     return Frames(connection)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.interop.connections import connect, connected
 
 from martlet.addresses import Address
-from martlet.client import CallRefused, Consumer, Identity, NotSupported, Producer, Properties
+from martlet.client import CallRefused, Consumer, NotSupported, Producer, Properties
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
@@ -25,10 +26,8 @@ COMMAND = (sys.executable, "-m", "martlet")
 
 @pytest.fixture
 async def connection(broker: Broker) -> AsyncIterator[Connection]:
-    connection = await Connection.open(_address(broker), Identity())
-    yield connection
-    connection.close()
-    await connection.wait_lost()
+    async with connected(broker) as connection:
+        yield connection
 
 
 def _address(broker: Broker) -> Address:
@@ -98,7 +97,7 @@ async def test_batches_have_them_too(broker: Broker, connection: Connection) -> 
 
 
 async def test_a_client_of_nsq_gets_no_properties_and_may_not_ask(broker: Broker) -> None:
-    own = await Connection.open(_address(broker), Identity())
+    own = await connect(broker)
     await own.ask(commands.send("t", [b"red"], {}, block((0, RED))))
     reader, writer = await asyncio.open_connection(*_address(broker))
     writer.write(b"  V2" + commands.subscribe("t", "c") + commands.ready(1))
@@ -153,7 +152,7 @@ async def test_a_broker_of_nsq_has_no_calls(broker: Broker, connection: Connecti
 
 async def test_properties_are_there_after_a_restart(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
-        connection = await Connection.open(_address(broker), Identity())
+        connection = await connect(broker)
         await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
     async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address) as consumer:
         assert (await anext(consumer)).properties == RED
@@ -200,7 +199,7 @@ async def test_http_takes_and_returns_properties(broker: Broker) -> None:
 
 async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
-        connection = await Connection.open(_address(broker), Identity())
+        connection = await connect(broker)
         await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
         await connection.call("channel.want", topic="t", channel="c", policy={})
         tail = await asyncio.create_subprocess_exec(

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.interop.agent import Agent
+from tests.interop.connections import connect
 
-from martlet.addresses import Address
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.queue.channel_state import MovingMessages
 from martlet.cli import log
-from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
+from martlet.client import CallRefused, Consumer, Producer, Properties
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
@@ -64,8 +64,7 @@ class Subscriber:
 
 @pytest.fixture
 async def subscriber(broker: Broker) -> AsyncIterator[Subscriber]:
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
+    connection = await connect(broker)
     subscriber = Subscriber(connection)
     await connection.ask(commands.subscribe("t", "c"))
     connection.write(commands.ready(1))
@@ -223,8 +222,7 @@ async def dead_letters(broker: Broker, count: int) -> list[bytes]:
     """Have messages die, the last one with another error, and wait until they are dead."""
     await configured(broker, max_attempts=1)
     bodies = [b"%d" % number for number in range(count)]
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
+    connection = await connect(broker)
     subscriber = Subscriber(connection)
     await connection.ask(commands.subscribe("t", "c"))
     connection.write(commands.ready(1))

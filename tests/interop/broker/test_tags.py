@@ -6,9 +6,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.interop.connections import connect
 
-from martlet.addresses import Address
-from martlet.client import Consumer, Identity, Properties, SubscribeRefused
+from martlet.client import Consumer, Properties, SubscribeRefused
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
 from martlet.properties.model import BadProperties
@@ -17,11 +17,6 @@ from martlet.testing import Broker
 
 TAGS = ("red", "blue", "green", "Aa", "BB", "")
 """Aa and BB have one hash."""
-
-
-async def connect(broker: Broker) -> Connection:
-    host, _, port = broker.tcp_address.rpartition(":")
-    return await Connection.open(Address(host, int(port)), Identity())
 
 
 async def send(connection: Connection, tags: list[str], start: int = 0) -> None:

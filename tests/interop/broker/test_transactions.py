@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.connections import connect
 
-from martlet.client.addresses import parse_addresses
 from martlet.client.errors import CallRefused
 from martlet.client.transport.connection import Connection
-from martlet.client.transport.identity import Identity
 from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
-
-
-async def connect(broker: Broker) -> Connection:
-    (address,) = parse_addresses(broker.tcp_address)
-    return await Connection.open(address, Identity())
 
 
 async def add(

@@ -8,6 +8,7 @@ import pytest
 from tests import brokers
 from tests.interop.asking import ask
 from tests.interop.cli.nsq_tools.test_tools_look import Tool, tool
+from tests.interop.cli.test_dead_letters_tool import call
 
 from martlet.testing import BrokerProcess
 
@@ -16,10 +17,6 @@ pytestmark = pytest.mark.interop
 
 
 broker = brokers.process("--journal-interval=10ms")
-
-
-def call(broker: BrokerProcess, method: str, **fields: object) -> object:
-    return ask(broker.http_address, f"/call/{method}", "POST", json.dumps(fields).encode())
 
 
 def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool) -> None:

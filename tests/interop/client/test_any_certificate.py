@@ -18,11 +18,6 @@ uvloop = pytest.importorskip("uvloop")
 ANSWER_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture(params=["asyncio", "uvloop"])
 def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
     made: Callable[[], asyncio.AbstractEventLoop] = (

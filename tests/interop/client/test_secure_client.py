@@ -18,6 +18,7 @@ from typing import Any, Literal
 import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
+from tests.interop.client.test_client import take
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import (
@@ -28,7 +29,6 @@ from martlet.client import (
     ConnectRefused,
     Consumer,
     Identity,
-    Message,
     Producer,
     PublishRefused,
     SubscribeRefused,
@@ -45,11 +45,6 @@ FAST = Backoff(first_s=0.02, max_s=0.1)
 COMPRESSIONS: list[Literal["snappy", "deflate"] | None] = [None, "snappy", "deflate"]
 
 Start = Callable[..., BrokerProcess]
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +123,6 @@ def connection_of(consumer: Consumer) -> Connection:
     (subscription,) = consumer._brokers.sessions
     assert subscription.connection is not None
     return subscription.connection
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """The next messages, finished."""
-    messages: list[Message] = []
-    async with asyncio.timeout(50):
-        while len(messages) < count:
-            message = await anext(consumer)
-            message.finish()
-            messages.append(message)
-    return messages
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

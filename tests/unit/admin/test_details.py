@@ -160,9 +160,8 @@ async def test_an_export_can_be_forbidden() -> None:
 
 @pytest.mark.parametrize("is_required", [True, False], ids=["https alone", "plain http too"])
 async def test_brokers_are_asked_in_plain_http_first_and_over_https_where_they_want_that(
-    tmp_path: Path, is_required: bool
+    tmp_path: Path, certificates: Certificates, is_required: bool
 ) -> None:
-    certificates = Certificates(tmp_path)
     token_file = tmp_path / "token"
     token_file.write_text("0123456789abcdef")
     tls: dict[str, Any] = {

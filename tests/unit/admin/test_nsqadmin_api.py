@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.admin_page import Page, page_of, two_brokers
+from tests.admin_page import Page, page_of
 
 from martlet.admin.nsqadmin import api
 from martlet.admin.nsqadmin.cluster import _version, add_channel, add_topic, new_channel, new_topic
@@ -19,12 +18,6 @@ from martlet.testing import Broker
 
 GONE = "127.0.0.1:1"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
 
 
 async def ask(

@@ -17,11 +17,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[BrokerProcess]:
     """One that wants all of it."""
     only_t = {"topic": "^t$", "channels": [".*"], "permissions": ["subscribe", "publish"]}

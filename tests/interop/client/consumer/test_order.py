@@ -7,17 +7,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from tests.interop.connections import connected
 
-from martlet.addresses import Address
 from martlet.client import (
     CallRefused,
     Consumer,
     FailureBackoff,
-    Identity,
     Message,
     SubscribeRefused,
 )
-from martlet.client.transport.connection import Connection
 from martlet.properties.model import Properties
 from martlet.testing import Broker
 
@@ -87,13 +85,9 @@ async def test_a_consumer_with_another_order_is_refused() -> None:
 
 async def configure(broker: Broker, **policy: str) -> dict[str, object]:
     """Set a channel's policy as an operator does."""
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
-    try:
-        fields = {"topic": "t", "channel": "c", "policy": policy}
+    fields = {"topic": "t", "channel": "c", "policy": policy}
+    async with connected(broker) as connection:
         return dict((await connection.call("channel.configure", **fields)).fields)
-    finally:
-        connection.close()
 
 
 async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) -> None:

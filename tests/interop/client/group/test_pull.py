@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.connections import connected
 from tests.polling import until
 
-from martlet.addresses import Address
 from martlet.client import (
     Backoff,
     CallRefused,
@@ -32,7 +32,6 @@ from martlet.client import (
 from martlet.client.group import session as outpost
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.calls import Answer
-from martlet.client.transport.connection import Connection
 from martlet.properties.model import Properties
 from martlet.testing import Broker, BrokerProcess
 from martlet.testing.ports import free_port
@@ -66,12 +65,8 @@ def fill(broker: Broker, count: int, start: int = 0) -> list[bytes]:
 
 
 async def call(broker: Broker | BrokerProcess, method: str, **fields: Any) -> dict[str, Any]:
-    connection = await Connection.open(Address.parse(broker.tcp_address), Identity())
-    try:
+    async with connected(broker) as connection:
         return dict((await connection.call(method, **fields)).fields)
-    finally:
-        connection.close()
-        await connection.wait_lost()
 
 
 def member(broker: Broker | BrokerProcess, **settings: Any) -> PullConsumer:

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from tests.interop.asking import ask
 from tests.interop.certificates import Certificates
-from tests.interop.operator_routes import EVERYONE, OPERATORS, other_address, status
+from tests.interop.operator_routes import EVERYONE, OPERATORS, OpenBroker, other_address, status
 
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -25,15 +25,6 @@ from martlet.testing.ports import free_port
 pytestmark = pytest.mark.interop
 
 TOKEN, NEXT = "0123456789abcdef0123", "fedcba9876543210fedc"
-
-
-class OpenBroker(BrokerProcess):
-    """A broker whose HTTP listens on all addresses of the machine, as by default."""
-
-    @property
-    def command(self) -> list[str]:
-        port = self.http_address.rpartition(":")[2]
-        return [*super().command, f"--http-address=0.0.0.0:{port}"]
 
 
 machine = pytest.fixture(scope="module")(other_address)
@@ -134,18 +125,17 @@ def test_a_client_at_a_unix_socket_is_on_this_machine(tmp_path: Path) -> None:
 
 
 async def test_a_certificate_that_the_authority_verifies_is_an_operators(
-    tmp_path: Path, tokens: Path
+    certificates: Certificates, tokens: Path
 ) -> None:
-    made = Certificates(tmp_path)
     flags = (
-        *made.flags,
-        f"--tls-root-ca-file={made.authority}",
+        *certificates.flags,
+        f"--tls-root-ca-file={certificates.authority}",
         "--tls-client-auth-policy=require-verify",
         "--tls-required=tcp-https",
         f"--operator-token-file={tokens}",
     )
-    context = ssl.create_default_context(cafile=str(made.authority))
-    context.load_cert_chain(made.client, made.client_key)
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    context.load_cert_chain(certificates.client, certificates.client_key)
     with BrokerProcess(None, *flags) as broker:
         async with (
             aiohttp.ClientSession() as session,

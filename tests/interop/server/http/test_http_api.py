@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.http_client import HttpClient
-from tests.interop.operator_routes import other_address, status
+from tests.interop.operator_routes import OpenBroker, other_address, status
 
 from martlet.testing import BrokerProcess
 
@@ -58,15 +58,6 @@ def test_the_broker_does_what_its_document_says(tmp_path: Path) -> None:
         # All but that of the document, which was read for it.
         assert "6 selected / 6 total" in found.stdout
         assert "panic" not in broker.log()
-
-
-class OpenBroker(BrokerProcess):
-    """A broker whose HTTP listens on all addresses of the machine."""
-
-    @property
-    def command(self) -> list[str]:
-        port = self.http_address.rpartition(":")[2]
-        return [*super().command, f"--http-address=0.0.0.0:{port}"]
 
 
 def test_clients_of_all_machines_may_but_no_page_of_another_site() -> None:

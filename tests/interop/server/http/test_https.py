@@ -28,11 +28,6 @@ START_S = 60.0
 Make = Callable[..., BrokerProcess]
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Make]:
     """Starts Martlet, and in the other run nsqd, with a certificate and these flags."""

@@ -370,14 +370,17 @@ async def test_a_renewal_that_fails_ends_the_connection(
 @pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
 def test_the_auth_server_gets_the_certificate_of_a_client(
-    server: AuthServer, tmp_path: Path, kind: type[BrokerProcess], compression: str, policy: str
+    server: AuthServer,
+    certificates: Certificates,
+    kind: type[BrokerProcess],
+    compression: str,
+    policy: str,
 ) -> None:
     """And commands behind AUTH wait in TLS and under compression just the same."""
     if policy == "require":
         pytest.importorskip("OpenSSL")
     if kind is NsqdProcess and NSQD is None:
         pytest.skip(NO_NSQD)
-    certificates = Certificates(tmp_path)
     context = ssl.create_default_context(cafile=certificates.authority)
     context.load_cert_chain(certificates.client, certificates.client_key)
     flags = [

@@ -164,12 +164,11 @@ FEATURES: list[dict[str, bool]] = [
 
 @pytest.mark.parametrize("library", ["pynsq", "gnsq", "nsqjs"])
 def test_third_party_clients_work_encrypted_and_compressed(
-    library: str, request: pytest.FixtureRequest, tmp_path: Path
+    library: str, request: pytest.FixtureRequest, certificates: Certificates
 ) -> None:
     """All at the same time, each with a topic of its own. ansq negotiates none of it, nor does
     gnsq's producer.
     """
-    certificates = Certificates(tmp_path)
     flags = [f"--msg-timeout={story.MESSAGE_TIMEOUT_S}s", *certificates.flags]
     https = f"--https-address=127.0.0.1:{free_port()}"
     with BrokerProcess(None, *flags, https) as broker, ExitStack() as stack:

@@ -30,11 +30,6 @@ INVALID = b"E_INVALID invalid command BAD"
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[BrokerProcess]:
     with BrokerProcess(None, *certificates.flags, "--snappy", "--deflate") as process:
         yield process

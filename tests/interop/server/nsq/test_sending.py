@@ -13,26 +13,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.interop.connections import connected
 
-from martlet.addresses import Address
-from martlet.client import Identity
 from martlet.client.transport.connection import Connection
 from martlet.log.segmented import FlushJob
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 PRODUCER = "ab" * 16
-
-
-@asynccontextmanager
-async def connected(broker: Broker) -> AsyncIterator[Connection]:
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
-    try:
-        yield connection
-    finally:
-        connection.close()
-        await connection.wait_lost()
 
 
 async def send(connection: Connection, *bodies: bytes, **options: object) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from tests.crash.wire import Frame, message, pub, u32
 from tests.interop.certificates import Certificates
 from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
+from tests.interop.server.nsq.test_clients import stats
 from tests.interop.upgraded_wire import OK, Deflated, Snapped, UpgradedWire, identify
 
 from martlet.testing import BrokerProcess
@@ -27,11 +27,6 @@ pytestmark = pytest.mark.interop
 
 Start = Callable[..., BrokerProcess]
 COMPRESSIONS: list[dict[str, object]] = [{}, {"snappy": True}, {"deflate": True}]
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 class Brokers:
@@ -91,13 +86,6 @@ def trusting(certificates: Certificates, **limits: ssl.TLSVersion) -> ssl.SSLCon
     for name, version in limits.items():
         setattr(context, name, version)
     return context
-
-
-def stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
-    url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -28,11 +28,6 @@ ANSWER_S = 25.0
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[BrokerProcess]:
     flags = [*certificates.flags, "--https-address="]
     with BrokerProcess(None, *flags) as process:

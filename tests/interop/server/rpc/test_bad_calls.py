@@ -5,29 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.error
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.interop.asking import ask
+from tests.interop.connections import connected
 
-from martlet.addresses import Address
-from martlet.client import Identity, Producer
-from martlet.client.transport.connection import Connection
+from martlet.client import Producer
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
-
-
-@asynccontextmanager
-async def connected(broker: Broker) -> AsyncIterator[Connection]:
-    host, _, port = broker.tcp_address.rpartition(":")
-    connection = await Connection.open(Address(host, int(port)), Identity())
-    try:
-        yield connection
-    finally:
-        connection.close()
-        await connection.wait_lost()
 
 
 async def call(broker: Broker, method: str, body: bytes = b"") -> Any:

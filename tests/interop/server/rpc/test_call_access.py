@@ -162,18 +162,17 @@ async def test_of_a_standbys_client_only_the_standby_knows_what_it_is(
     ("policy", "expected"), [("require-verify", ALL), ("require", CLIENTS), ("", CLIENTS)]
 )
 async def test_a_verified_certificate_is_an_operators_wherever_its_client_is(
-    policy: str, expected: set[CallerClass], tmp_path: Path
+    policy: str, expected: set[CallerClass], certificates: Certificates
 ) -> None:
-    made = Certificates(tmp_path)
-    context = ssl.create_default_context(cafile=str(made.authority))
+    context = ssl.create_default_context(cafile=str(certificates.authority))
     if policy:
-        context.load_cert_chain(made.client, made.client_key)
+        context.load_cert_chain(certificates.client, certificates.client_key)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
             Broker(
-                tls_cert=str(made.certificate),
-                tls_key=str(made.key),
-                tls_root_ca_file=str(made.authority),
+                tls_cert=str(certificates.certificate),
+                tls_key=str(certificates.key),
+                tls_root_ca_file=str(certificates.authority),
                 tls_client_auth_policy=policy,
             )
         )
@@ -184,12 +183,15 @@ async def test_a_verified_certificate_is_an_operators_wherever_its_client_is(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
-async def test_by_old_tls_nobody_is_an_operator(version: ssl.TLSVersion, tmp_path: Path) -> None:
-    made = Certificates(tmp_path)
-    old = ssl.create_default_context(cafile=str(made.authority))
+async def test_by_old_tls_nobody_is_an_operator(
+    version: ssl.TLSVersion, certificates: Certificates
+) -> None:
+    old = ssl.create_default_context(cafile=str(certificates.authority))
     old.set_ciphers("DEFAULT:@SECLEVEL=0")
     old.minimum_version = old.maximum_version = version
-    async with Broker(tls_cert=str(made.certificate), tls_key=str(made.key)) as broker:
+    async with Broker(
+        tls_cert=str(certificates.certificate), tls_key=str(certificates.key)
+    ) as broker:
         async with caller(broker.tcp_address, tls=old) as client:
             assert await classes_of(client) == CLIENTS
         async with spliced(broker, is_vouched_for=True) as sock, caller(sock, tls=old) as client:

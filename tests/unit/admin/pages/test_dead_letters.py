@@ -50,12 +50,6 @@ async def brokers() -> AsyncIterator[list[Broker]]:
         yield [first, second]
 
 
-@pytest.fixture
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
-
-
 async def test_letters_are_grouped_by_channel_reason_and_error(page: Page) -> None:
     html = await page.get("/dead")
     text = text_of(html)

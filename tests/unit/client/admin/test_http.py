@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,9 +170,8 @@ def tls_context(certificates: Certificates) -> ssl.SSLContext:
 
 
 async def test_a_broker_that_wants_https_is_asked_there_and_gets_the_token_nowhere_else(
-    tmp_path: Path,
+    certificates: Certificates,
 ) -> None:
-    certificates = Certificates(tmp_path)
     secure = Recorded({})
     async with served(secure, tls_context(certificates)) as https:
         plain = Recorded({"message": "TLS_REQUIRED", "https_port": place(https)[1]}, 403)
@@ -193,7 +191,7 @@ async def test_a_broker_that_wants_https_is_asked_there_and_gets_the_token_nowhe
 
 
 async def test_a_broker_that_wants_no_https_gets_the_token_once_it_asks_for_one(
-    tmp_path: Path,
+    certificates: Certificates,
 ) -> None:
     tokens: list[str | None] = []
 
@@ -201,7 +199,6 @@ async def test_a_broker_that_wants_no_https_gets_the_token_once_it_asks_for_one(
         tokens.append(request.headers.get("Authorization"))
         return web.json_response({}, status=200 if tokens[-1] else 401)
 
-    certificates = Certificates(tmp_path)
     async with (
         served(broker) as address,
         Admin(
@@ -222,8 +219,7 @@ async def test_a_refusal_without_an_https_port_is_one(port: object) -> None:
     assert len(refused.requests) == 1
 
 
-async def test_https_needs_a_trusted_certificate(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
+async def test_https_needs_a_trusted_certificate(certificates: Certificates) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
     broker = Recorded()

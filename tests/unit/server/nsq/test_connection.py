@@ -144,9 +144,10 @@ class Client:
 
 
 @pytest.mark.parametrize("layers", ["", "tls", "deflate", "tls deflate"])
-async def test_commands_sent_before_a_client_was_lost_count(layers: str, tmp_path: Path) -> None:
+async def test_commands_sent_before_a_client_was_lost_count(
+    layers: str, certificates: Certificates
+) -> None:
     """It reset its connection, and the next write to it failed before its FINs were read."""
-    certificates = Certificates(tmp_path)
     options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
     async with Broker(**options) as broker:
         client = Client(broker.tcp_address)
@@ -174,8 +175,7 @@ async def test_commands_sent_before_a_client_was_lost_count(layers: str, tmp_pat
         assert channel.depth + channel.in_flight_count == 1
 
 
-async def test_input_during_a_handshake_is_no_command(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
+async def test_input_during_a_handshake_is_no_command(certificates: Certificates) -> None:
     options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
     async with asyncio.timeout(50), Broker(**options) as broker:
         client = Client(broker.tcp_address)

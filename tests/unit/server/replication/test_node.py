@@ -525,17 +525,18 @@ async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None
     await going
 
 
-async def test_replicas_show_each_other_certificates(tmp_path: Path) -> None:
-    made = Certificates(tmp_path)
+async def test_replicas_show_each_other_certificates(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     tls = {
-        "replica_tls_cert": str(made.certificate),
-        "replica_tls_key": str(made.key),
-        "replica_tls_ca_file": str(made.authority),
+        "replica_tls_cert": str(certificates.certificate),
+        "replica_tls_key": str(certificates.key),
+        "replica_tls_ca_file": str(certificates.authority),
     }
     async with running(tmp_path, **tls) as node:
         address = node.options.replica_address
-        strange = ssl.create_default_context(cafile=made.authority)
-        strange.load_cert_chain(made.stranger, made.stranger_key)
+        strange = ssl.create_default_context(cafile=certificates.authority)
+        strange.load_cert_chain(certificates.stranger, certificates.stranger_key)
 
         def link(trust: LinkTrust) -> ReplicaLink:
             return ReplicaLink(node, trust, log, is_acceptor=False)

@@ -99,16 +99,15 @@ def load(made: Certificates, host: str, authority: Path | None = None) -> LinkTr
 
 
 def test_a_certificate_that_others_would_refuse_at_a_failover_is_refused_at_the_start(
-    tmp_path: Path,
+    certificates: Certificates,
 ) -> None:
-    made = Certificates(tmp_path)
-    assert load(made, "localhost").client_tls is not None
-    assert load(made, "127.0.0.1").server_tls is not None
+    assert load(certificates, "localhost").client_tls is not None
+    assert load(certificates, "127.0.0.1").server_tls is not None
     for host in ("10.0.0.1", "broker-1.example"):
         with pytest.raises(OSError, match=f"It must name {host}, the host of --replica-address"):
-            load(made, host)
+            load(certificates, host)
     with pytest.raises(OSError, match="signed by --replica-tls-ca-file"):
-        load(made, "localhost", made.stranger)
+        load(certificates, "localhost", certificates.stranger)
 
 
 def test_a_secret_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
