@@ -160,9 +160,11 @@ def test_the_command_has_it(capsys: pytest.CaptureFixture[str]) -> None:
         ({"color": ""}, "--color is empty"),
         ({"color": "x" * 1025}, "--color must be a text of at most 1024 characters"),
         ({"painted": "soon"}, "--painted=soon is no time"),
+        ({"since": ""}, "--since is empty"),
+        ({"topic": "a b"}, "--topic=a b is not valid: 1 to 64 of the characters"),
     ):
         with pytest.raises(OptionError, match=why):
-            options(**where, **fields)
+            options(**{**where, **fields})
 
 
 def test_the_page_has_it() -> None:

@@ -94,12 +94,16 @@ def test_a_name_that_is_none_is_refused_with_the_rule_of_names(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "field", ["topic", "channel", "dead_letter_topic", "ids", "reason", "error", "since_ms"]
+    "field",
+    ["topic", "channel", "dead_letter_topic", "ids", "reason", "error", "since_ms", "until_ms"],
 )
 @pytest.mark.parametrize("empty", [None, "", []])
-def test_an_empty_field_that_selects_never_means_all(field: str, empty: object) -> None:
+@pytest.mark.parametrize("kind", [PurgeDeadLetters, RedriveDeadLetters])
+def test_an_empty_field_that_selects_never_means_all(
+    kind: type[OperationRequest], field: str, empty: object
+) -> None:
     fields = {**TC, "dead_letter_topic": "d", "all": True, field: empty}
-    _, said = refused(PurgeDeadLetters, fields)
+    _, said = refused(kind, fields)
     assert said == f"{field!r} is empty: leave it out, or say what it selects"
 
 
@@ -146,7 +150,7 @@ def test_null_is_absent_where_nothing_is_selected() -> None:
         (ShowDeadLetters, {}, "add {topic} and {channel}, or {dead_letter_topic}"),
         (ShowDeadLetters, {"channel": "c"}, "add {topic} and {channel}, or {dead_letter_topic}"),
         (PurgeDeadLetters, TC, "the selection is missing: add {all}, or any of {ids}, {reason}"),
-        (PurgeDeadLetters, {**TC, "since_ms": 0}, "the selection is missing"),
+        (PurgeDeadLetters, {**TC, "since_ms": 0, "all": None}, "the selection is missing"),
         (RedriveDeadLetters, {**TC, "to_topic": "x"}, "the selection is missing"),
         (CommitTransaction, {"id": "t", "series": "s"}, "{series} and {series_number} go together"),
         (CommitTransaction, {"id": "t", "series_number": 0}, "{series} and {series_number} go"),

@@ -44,8 +44,6 @@ def test_a_message_whose_time_has_passed_waits_for_a_consumer(due_ns: int, line:
     [
         ({}, "give either a message's --id or a --key"),
         ({"id": "0" * 16, "key": "k"}, "give either a message's --id or a --key"),
-        ({"id": "xyz"}, "--id=xyz: an id has 16 hexadecimal digits"),
-        ({"key": "k" * 1025}, "--key must be a text of at most 1024 characters"),
         ({"key": "k", "topic": "a b"}, "--topic=a b is not valid: 1 to 64 of the characters"),
     ],
 )
