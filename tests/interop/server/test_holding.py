@@ -1,7 +1,6 @@
-"""The memory of a broker, and how fast messages pass.
+"""The memory of a broker that holds many clients, channels and messages, and its idle processor.
 
-The limits are loose where a busy machine would make them fail; what was measured is printed, and
-is to be seen with ``pytest -s``.
+How long starts and stops take is printed, and to be seen with ``pytest -s``; no test judges it.
 """
 
 from __future__ import annotations
@@ -61,18 +60,6 @@ def stop(process: BrokerProcess) -> float:
     return time.monotonic() - began_s
 
 
-def test_a_broker_listens_soon_on_an_empty_folder(tmp_path: Path) -> None:
-    took = []
-    for number in range(5):
-        with BrokerProcess(tmp_path / str(number), QUIET) as process:
-            process.stop()
-            began_s = time.monotonic()
-            process.start()
-            took.append(time.monotonic() - began_s)
-    print(f"listens after {min(took):.2f} s, at worst {max(took):.2f} s")
-    assert min(took) < 2.0
-
-
 async def connected(process: BrokerProcess, number: int) -> list[Wire]:
     """Connections that heartbeats keep alive; the last ones made answer first."""
     wires: list[Wire] = []
@@ -81,7 +68,9 @@ async def connected(process: BrokerProcess, number: int) -> list[Wire]:
     return wires
 
 
-async def test_a_broker_stops_soon_with_a_thousand_clients(tmp_path: Path) -> None:
+async def test_a_broker_stops_with_a_thousand_clients_and_keeps_their_messages(
+    tmp_path: Path,
+) -> None:
     with BrokerProcess(tmp_path, QUIET) as process:
         wires = await connected(process, 1000)
         for wire in wires:
@@ -92,7 +81,6 @@ async def test_a_broker_stops_soon_with_a_thousand_clients(tmp_path: Path) -> No
             await http(process.http_address, "/mpub?topic=t", b"\n".join([b"x" * 100] * 1000))
         took_s = await asyncio.to_thread(stop, process)
         print(f"stops in {took_s:.2f} s with 1,000 consumers")
-        assert took_s < 3.0
         for wire in wires:
             await wire.ended()
             wire.close()
@@ -210,5 +198,3 @@ async def test_ten_million_messages_wait(tmp_path: Path) -> None:
         print(f"private: {again / MIB:.0f} MiB, anonymous {anonymous_bytes(process) / MIB:.0f} MiB")
         assert held < 200 * MIB
         assert again < 200 * MIB
-        assert clean_s < 3
-        assert killed_s < 10
