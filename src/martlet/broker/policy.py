@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
+from martlet.visible import shown_value
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MAX_TAGS = 256
@@ -95,7 +96,8 @@ class Policy:
         for name, value in changes.items():
             if name not in known:
                 raise BadPolicy(
-                    f"there is no setting {name!r}; the settings are {', '.join(known)}"
+                    f"there is no setting {shown_value(name, 80)}; the settings are"
+                    f" {', '.join(known)}"
                 )
             each = known[name]
             values[name] = each.default if value is None else _checked(name, value, each.metadata)
@@ -111,11 +113,12 @@ def _defaults(kind: Any) -> list[tuple[str, object]]:
 def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
     if "choices" in limits:
         if value not in limits["choices"]:
-            raise BadPolicy(f"{name} must be one of {', '.join(limits['choices'])}, not {value!r}")
+            choices = ", ".join(limits["choices"])
+            raise BadPolicy(f"{name} must be one of {choices}, not {shown_value(value)}")
         return value
     if limits.get("is_name"):
         if not isinstance(value, str) or (value and not is_valid_name(value)):
-            raise BadPolicy(f"{name} must be the name of a topic, not {str(value)[:80]!r}")
+            raise BadPolicy(f"{name} must be the name of a topic, not {shown_value(value, 80)}")
         return value
     if limits.get("is_tags"):
         return _tags(name, value)
@@ -133,7 +136,7 @@ def _tags(name: str, value: object) -> tuple[str, ...]:
         raise BadPolicy(f"{name} must be a list of at most {MAX_TAGS} tags")
     for tag in value:
         if not isinstance(tag, str) or not tag:
-            raise BadPolicy(f"{name}: {str(tag)[:80]!r} is no tag")
+            raise BadPolicy(f"{name}: {shown_value(tag, 80)} is no tag")
         try:
             Properties(tag=tag).pack()
         except BadProperties as error:
@@ -143,7 +146,7 @@ def _tags(name: str, value: object) -> tuple[str, ...]:
 
 def _filter(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise BadPolicy(f"{name} must be a condition in SQL, not {str(value)[:80]!r}")
+        raise BadPolicy(f"{name} must be a condition in SQL, not {shown_value(value, 80)}")
     text = value.strip()
     if text:
         # Imported here, as a broker whose channels have no filter starts without.
@@ -160,7 +163,7 @@ def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
     if type(value) is not int or not limits["least"] <= value <= limits["most"]:
         raise BadPolicy(
             f"{name} must be a whole number from {limits['least']} to {limits['most']},"
-            f" not {str(value)[:40]}"
+            f" not {shown_value(value)}"
         )
     return value
 

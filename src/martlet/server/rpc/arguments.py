@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import NotFound
 from martlet.names import is_valid_name
+from martlet.visible import shown_value
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -108,7 +109,7 @@ class CallArguments:
             raise CallError(
                 "BAD_ARGUMENT",
                 f"{name!r} must be a whole number from {min_value} to {max_value},"
-                f" not {_shown(value)}",
+                f" not {shown_value(value)}",
             )
         return value
 
@@ -174,15 +175,6 @@ class CallArguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value that should be a number."""
-    if isinstance(value, list | dict):
-        # It may be nested too deeply for repr.
-        return "a list" if isinstance(value, list) else "an object"
-    shown = _characters(str(value))[:40]
-    return repr(shown) if isinstance(value, str) else shown
 
 
 def _characters(text: str) -> str:

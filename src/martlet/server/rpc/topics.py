@@ -27,6 +27,7 @@ from martlet.schema.topics import (
 )
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.served import served
+from martlet.visible import shown_value
 
 if TYPE_CHECKING:
     import logging
@@ -181,5 +182,5 @@ def _described(topic: Topic) -> TopicDescription:
 def _bad_queue(value: object) -> CallError:
     return CallError(
         "BAD_ARGUMENT",
-        f"queues has {str(value)[:80]!r}, which is none that /channel/empty?undo=true answers",
+        f"queues has {shown_value(value, 80)}, which is none that /channel/empty?undo=true answers",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import urllib.error
 from typing import Any
 
@@ -44,6 +45,7 @@ async def test_half_of_a_surrogate_pair_is_refused_and_said_so(options: dict[str
     [
         ("transaction.begin", b'{"id": "\\ud800"}'),
         ("transaction.commit", b'{"id": "a", "branches": {"\\udc00": 1}}'),
+        ("transaction.commit", b'{"id": "a", "branches": {"b": "\\udc00"}}'),
         ("transaction.list", b'{"limit": "\\ud83d"}'),
         ("transaction.show", b'{"\\udfff": 0}'),
     ],
@@ -71,6 +73,34 @@ async def test_a_nested_value_for_a_number_is_not_written_out() -> None:
             answer = json.loads(await connection.ask(commands.send("t", [b"x"], {"queue": value})))
             assert answer["status"] == "BAD_ARGUMENT"
             assert answer["text"].endswith(f", not {shown}")
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("channel.restore", '"channel": "c", "queues": [%s]'),
+        ("channel.configure", '"channel": "c", "policy": {"tags": [%s]}'),
+        ("channel.configure", '"channel": "c", "policy": {"kind": %s}'),
+        ("channel.configure", '"channel": "c", "policy": {"filter": %s}'),
+        ("channel.configure", '"channel": "c", "policy": {"dead_letter_topic": %s}'),
+        ("channel.configure", '"channel": "c", "policy": {"retry_delays_ms": [%s]}'),
+        ("topic.configure", '"policy": {"retention_ms": %s}'),
+    ],
+)
+async def test_a_value_nested_as_deep_as_json_is_read_is_refused(method: str, fields: str) -> None:
+    """Where it is refused, the stack is deeper than where it was read."""
+    async with Broker() as broker:
+        await call(broker, "topic.create", b'{"topic": "t"}')
+        await asyncio.to_thread(
+            ask, broker.http_address, "/channel/create?topic=t&channel=c", "POST"
+        )
+        # Some levels below the limit, json reads it, and the repr of it would fail.
+        for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit()):
+            nested = "[" * depth + "]" * depth
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                await call(broker, method, f'{{"topic": "t", {fields % nested}}}'.encode())
+            refused.value.read()
+            assert refused.value.code == 400, depth
 
 
 @pytest.mark.parametrize("method", ["transaction.list", "transaction.show"])
