@@ -24,7 +24,7 @@ from martlet.names import ID_RULE, NAME_RULE, is_message_id, is_valid_name
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError
 from martlet.schema.operation import RequestT
-from martlet.schema.read import Refusal, fields_of, read_request, type_of
+from martlet.schema.read import Refusal, fields_of, is_position, read_request, type_of
 
 Form = MultiMapping[str]
 MAX_CHOSEN = 500
@@ -131,7 +131,7 @@ class Asked:
     def _value(self, name: str, field: FieldInfo) -> object:
         """Return the value of a request's field; None where the form leaves it empty."""
         kind, extra = type_of(field)
-        if extra.get("flag") == "":
+        if is_position(field):
             return None  # Where a list continues: the form says that by `start`.
         if isinstance(kind, inspect.CollectionType):
             return self.ids(name) if self.text("chosen") else None

@@ -25,6 +25,7 @@ from martlet.schema.read import (
     check_fields,
     fields_of,
     help_of,
+    is_position,
     read_request,
     type_of,
     words_of,
@@ -155,7 +156,7 @@ def _flag_of(
     """Return the flag of a field, its type as text, and the option; None where it has no flag."""
     field = fields_of(request)[name]
     kind, extra = type_of(field)
-    if extra.get("flag") == "":
+    if is_position(field):
         return None
     is_time = extra.get("kind") == "time"
     attribute = name.removesuffix("_ms") if is_time else name

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from inspect import cleandoc
+from itertools import chain
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -168,7 +169,8 @@ def checked(kind: type[OperationRequest], request: OperationRequest) -> dict[str
         if value is None or value == field.default:
             continue
         if isinstance(type_of(field)[0], inspect.CollectionType):
-            items = [value] if isinstance(value, str | bytes) else value
+            is_one = isinstance(value, str | bytes) or not isinstance(value, Iterable)
+            items = [value] if is_one else value
             value = [_as_text(item) for item in items]
         fields[name] = _as_text(value)
     for former, name in kind.former.items():
@@ -186,6 +188,11 @@ def _as_text(value: object) -> object:
 def type_of(field: FieldInfo) -> tuple[inspect.Type, Mapping[str, Any]]:
     """Return the type of a field without None and limits, and what its kind says further."""
     return _unwrapped(inspect.type_info(field.type))
+
+
+def is_position(field: FieldInfo) -> bool:
+    """Whether a field only says where a list continues: no flag, form or user sets it."""
+    return type_of(field)[1].get("flag") == ""
 
 
 def _unwrapped(kind: inspect.Type) -> tuple[inspect.Type, Mapping[str, Any]]:
@@ -233,10 +240,11 @@ def _empty(name: str, field: FieldInfo) -> Refusal:
 
 
 def _check_text(name: str, value: object) -> None:
-    """Refuse half a pair of surrogates, also in the names of an object: JSON can hold it, and
-    msgspec cannot convert it.
+    """Refuse half a pair of surrogates, also in a list, or in the names and values of an object:
+    JSON can hold it, and msgspec cannot convert it.
     """
-    for text in value if isinstance(value, list | dict) else (value,):
+    texts = value if isinstance(value, list) else (value,)
+    for text in chain(value, value.values()) if isinstance(value, dict) else texts:
         if isinstance(text, str) and not text.isascii() and text != _characters(text):
             shown = _literally(f"{text!a:.80}")
             raise Refusal("BAD_ARGUMENT", f"{{{name}}} is no text that UTF-8 can encode: {shown}")

@@ -28,11 +28,18 @@ from typing import (
 from msgspec.structs import replace
 
 from martlet.client.admin.answers import AnswerPage, Answers, Position
-from martlet.client.admin.errors import AdminNotFound
+from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.noun import BlockingNoun, Noun
 from martlet.client.errors import InvalidName
 from martlet.schema.operation import Operation, OperationPage, OperationRequest
-from martlet.schema.read import Refusal, checked, fields_of, help_of, read_answer
+from martlet.schema.read import (
+    Refusal,
+    checked,
+    fields_of,
+    help_of,
+    is_position,
+    read_answer,
+)
 
 if TYPE_CHECKING:
     from martlet.client.admin.decode import Fields
@@ -167,13 +174,29 @@ class PagesMethod(
     async def run(
         self, http: AdminHttp, request: OperationRequest, start: Position | None = None
     ) -> AsyncGenerator[AnswerPage[T]]:
-        """Yield the pages of a request, from the start or an earlier `AnswerPage.next` on."""
+        """Yield the pages of a request, from the start or an earlier `AnswerPage.next` on.
+
+        Raises AdminError, also where that position would change what the request selects.
+        """
+        if start is not None:
+            _check_position(self._operation.request, start)
+        fields, limit = _page_fields(self._operation, request)
 
         def at(url: str, place: Fields) -> AsyncGenerator[AnswerPage[T]]:
-            return _pages(http, url, self._operation, request, place)
+            return _pages(http, url, self._operation, fields, limit, place)
 
-        async for page in http.pages(getattr(request, "topic", None) or "", at, start):
+        async for page in http.pages(fields.get("topic", ""), at, start):
             yield page
+
+
+def _check_position(kind: type[OperationRequest], start: Position) -> None:
+    """Refuse a position with other fields of the request: a page takes it from its address, and
+    who may see the list may not choose them all. Fields of a newer broker pass.
+    """
+    fields = fields_of(kind)
+    for name in start.place:
+        if name in fields and not is_position(fields[name]):
+            raise AdminError(start.broker, f"no list continues at {name!r}: begin it again")
 
 
 def _signature(make: Callable[..., OperationRequest], returns: str) -> inspect.Signature:
@@ -255,28 +278,39 @@ def listed(
     """Make a method that lists the items of each broker, up to the request's limit."""
 
     async def run(http: AdminHttp, request: OperationRequest) -> Answers[tuple[T, ...]]:
+        fields, limit = _page_fields(operation, request)
         answers = await http.collected(
-            getattr(request, "topic", None) or "",
-            lambda url, place: _pages(http, url, operation, request, place),
+            fields.get("topic", ""),
+            lambda url, place: _pages(http, url, operation, fields, limit, place),
         )
-        limit: int | None = getattr(request, "limit", None)
         return answers.map(lambda items: items[:limit])
 
     return Method(operation, make, f"Answers[tuple[{_item(operation)}, ...]]", run)
+
+
+def _page_fields(
+    operation: Operation[..., Any, Any], request: Any
+) -> tuple[dict[str, Any], int | None]:
+    """Return the fields of a request for all pages of all brokers, and its limit apart: a maximum
+    of items of each broker, which may be 0; None for no limit. Raises Refusal.
+    """
+    is_none = type(request.limit) is int and request.limit == 0
+    fields = checked(operation.request, replace(request, limit=None) if is_none else request)
+    return fields, fields.pop("limit", 0 if is_none else None)
 
 
 async def _pages(
     http: AdminHttp,
     url: str,
     operation: Operation[..., Any, OperationPage[T]],
-    request: Any,
+    fields: Fields,
+    limit: int | None,
     place: Fields,
 ) -> AsyncGenerator[AnswerPage[T]]:
-    """Yield the pages of one broker, up to the request's limit; None for no limit. The last may be
-    longer, where the broker keeps items together.
+    """Yield the pages of one broker, up to a limit; None for no limit. The last may be longer,
+    where the broker keeps items together.
     """
-    left: int | None = request.limit
-    fields = checked(operation.request, replace(request, limit=None))
+    left = limit
     following: Mapping[str, Any] | None = place
     while following is not None and left != 0:
         count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from tests.admin_page import Page, change, counts, page_of
@@ -225,3 +226,6 @@ async def test_viewers_of_numbers_see_no_error_texts() -> None:
                     refused = await page.get(f"{letters}&error={error}", 403)
                     assert "does not see errors" in refused
                 await page.get(f"/dead/export?topic=orders&channel=work&error={error}", 403)
+                # Nor by an address that goes on at other fields than a list does.
+                further = {"broker": f"http://{broker.http_address}", "on": '{"error": "Visa"}'}
+                await page.get(f"{letters}&{urlencode(further)}", 502)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 
 import pytest
-from msgspec import field
+from msgspec import Meta, field
 
-from martlet.client import Admin, InvalidName, sync
+from martlet.client import Admin, AdminError, InvalidName, sync
 from martlet.client.admin import (
     AnswerPage,
     Answers,
@@ -49,7 +49,7 @@ class ListNumbers(OperationRequest):
     """
 
     limit: Limit | None = None
-    behind: Text | None = field(name="from", default=None)
+    behind: Annotated[Text, Meta(extra={"flag": ""})] | None = field(name="from", default=None)
 
 
 class Numbers(OperationAnswer):
@@ -200,6 +200,44 @@ async def test_a_list_goes_on_by_what_the_answer_says_and_ends_at_its_limit(
     assert [page.items for page in pages] == [(4, 5), (6,)]
     (answer,) = (await NumberAdmin(http).each(limit=2, behind="4")).values.values()
     assert (answer.numbers, answer.fields["count"]) == ((5, 6), 7)
+
+
+async def test_a_list_goes_on_at_a_position_and_at_no_other_field_of_its_request() -> None:
+    """A page takes positions from addresses, where a user may write what the page would refuse."""
+    http = OneBroker()
+    url = f"http://{ADDRESS}"
+    for place in ({"limit": 5}, {"from": "1", "limit": 5}):
+        with pytest.raises(AdminError, match="no list continues at 'limit': begin it again"):
+            await anext(NumberAdmin.pages.run(http, ListNumbers(), Position(url, place)))
+    assert http.requests == []
+    newer = Position(url, {"from": "1", "unknown": 5})
+    page = await anext(NumberAdmin.pages.run(http, ListNumbers(limit=2), newer))
+    assert (page.items, http.requests[0]["unknown"]) == ((2, 3), 5)
+
+
+async def test_a_list_is_checked_once_before_any_broker_is_asked() -> None:
+    """Ids may come from an iterator, which is read once however many brokers there are."""
+    letters = Admin([ADDRESS, "127.0.0.1:4153"]).dead_letters
+    requests: list[Mapping[str, Any]] = []
+
+    async def call(url: str, name: str, fields: Mapping[str, Any], convert: Any) -> Any:
+        requests.append(fields)
+        return convert({"messages": [], "next": None})
+
+    letters._http.call = call  # type: ignore[method-assign,assignment]
+    await letters.show("t", "c", ids=iter(["0" * 16]))
+    assert [page.items async for page in letters.pages("t", "c", ids=iter(["1" * 16]))] == [(), ()]
+    assert [fields["ids"] for fields in requests] == [["0" * 16]] * 2 + [["1" * 16]] * 2
+    wrong: list[tuple[Any, str]] = [("x", "'x'"), (-1, "-1"), (True, "True"), (1.5, "1.5")]
+    for limit, shown in wrong:
+        with pytest.raises(ValueError, match=f"limit must be a whole number .* not {shown}$"):
+            await letters.show("t", "c", limit=limit)
+    with pytest.raises(ValueError, match="ids: an id has 16 hexadecimal digits, not 5"):
+        await letters.show("t", "c", ids=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidName):
+        await letters.show("a b", "c")
+    assert (await letters.show("t", "c", limit=0)).joined() == []
+    assert len(requests) == 4
 
 
 def test_the_help_of_a_method_has_the_names_of_its_parameters() -> None:
