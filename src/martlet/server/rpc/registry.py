@@ -33,7 +33,7 @@ from martlet.broker.errors import (
 )
 from martlet.broker.policy import BadPolicy
 from martlet.operator_tokens import FLAG
-from martlet.schema.access import OPERATORS, CallAccess, CallerClass
+from martlet.schema.access import CallAccess, CallerClass
 from martlet.schema.access_table import access_to_call
 from martlet.server.rpc.arguments import CallArguments, CallError
 
@@ -206,7 +206,7 @@ class CallRegistry:
 
 def _require(caller: Caller, method: str, access: CallAccess, arguments: CallArguments) -> None:
     """Check that a caller may make a call. Raises CallError."""
-    if access is OPERATORS and not caller.is_operator:
+    if access.callers is CallerClass.OPERATORS and not caller.is_operator:
         raise CallError(
             "FORBIDDEN",
             f"{method} is for operators, which this client of TCP is not: make it over HTTP, as"
