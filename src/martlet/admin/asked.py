@@ -30,6 +30,7 @@ Form = MultiMapping[str]
 MAX_CHOSEN = 500
 """The maximum of ids in one form."""
 _MAX_NUMBER = (1 << 63) - 1
+_MAX_DIGITS = 19
 _DATE = re.compile(r"\d{4}-")
 
 
@@ -63,9 +64,11 @@ class Asked:
         text = self.text(field)
         if not text:
             return default
-        if not (text.isascii() and text.isdecimal() and int(text[:20]) <= _MAX_NUMBER):
+        digits = text.lstrip("0") or "0"
+        is_number = text.isascii() and text.isdecimal() and len(digits) <= _MAX_DIGITS
+        if not is_number or int(digits) > _MAX_NUMBER:
             raise ActionRefused(f"{field}: {text[:40]!r} is no whole number from 0 on")
-        return int(text)
+        return int(digits)
 
     def time_ns(self, field: str) -> int:
         """Return a time in nanoseconds since 1970, written as the page does, or how long ago. One

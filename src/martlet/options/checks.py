@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import datetime
 
 from martlet.addresses import Address
@@ -56,13 +57,11 @@ def unknown_word(kind: str, word: str, known: Collection[str]) -> str:
 
 def parse_time(flag: str, text: str, now_ns: int) -> int:
     """Read a time, or how long ago it was, in nanoseconds since 1970. Raises OptionError."""
-    if _SECONDS.fullmatch(text):
-        return round(float(text) * SECOND_NS)
     try:
-        return max(0, now_ns - abs(parse_duration(text)))
-    except ValueError:
-        pass
-    try:
+        if _SECONDS.fullmatch(text):
+            return round(float(text) * SECOND_NS)
+        with suppress(ValueError):
+            return max(0, now_ns - abs(parse_duration(text)))
         return max(0, round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
     except (ValueError, OverflowError):
         raise OptionError(

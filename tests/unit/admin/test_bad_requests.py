@@ -86,3 +86,23 @@ async def test_a_page_to_go_back_to_that_is_no_address_is_left_out(page: Page) -
 async def test_an_origin_that_is_no_address_is_of_another_site(page: Page) -> None:
     found = await ask(page, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://[")
     assert found.startswith("403 ")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/dead/letters?topic=orders&channel=work&until_ms={'0' * 5000}x",
+        f"/dead/letters?topic=orders&channel=work&until_ms={'1' * 5000}",
+        f"/dead/letters?topic=orders&channel=work&since={'1' * 5000}",
+        f"/messages?topic=orders&from=time&time={'1' * 400}",
+        f"/messages?topic=orders&queue={'0' * 5000}{'9' * 20}",
+        f"/transactions/{'x' * 256}",
+    ],
+)
+async def test_a_number_a_time_or_an_id_that_is_too_long_is_refused(page: Page, path: str) -> None:
+    assert (await ask(page, "GET", path)).startswith("400 ")
+
+
+async def test_a_number_with_many_zeros_before_it_is_that_number(page: Page) -> None:
+    path = f"/dead/letters?topic=orders&channel=work&since_ms={'0' * 5000}5"
+    assert (await ask(page, "GET", path)).startswith("200 ")

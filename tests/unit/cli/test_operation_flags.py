@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from martlet.cli.operation_flags import OperationOptions, with_flags_of
+from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS
 from martlet.schema.kinds import Number, TopicName
@@ -82,3 +83,9 @@ def test_a_required_field_is_a_flag_that_its_action_misses(values: dict[str, str
 @pytest.mark.parametrize("values", [{}, {"topic": ""}])
 def test_a_flag_at_its_default_leaves_the_field_out(values: dict[str, str]) -> None:
     assert checked(ListPainted, options(action="list", **values).request(ListPainted)) == {}
+
+
+@pytest.mark.parametrize("text", ["1" * 400, "9" * 5000])
+def test_a_time_that_no_clock_reaches_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=f"^--since={text} is no time"):
+        parse_time("since", text, 0)

@@ -56,9 +56,13 @@ async def transaction(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     asked = Asked(site, await site.collector.fresh(), request.query)
     sees = user_of(request).sees_bodies
-    found = await asked.admin.transactions.show(
-        request.match_info["id"], limit=_MAX_SHOWN, max_body_bytes=LISTED_BYTES if sees else 0
+    shown = asked.request(
+        ShowTransaction,
+        id=request.match_info["id"],
+        limit=_MAX_SHOWN,
+        max_body_bytes=LISTED_BYTES if sees else 0,
     )
+    found = await TransactionAdmin.show.run(asked.admin.http, shown)
     ((url, described),) = list(found.values.items())[:1]
     return site.page(
         request,
