@@ -18,23 +18,22 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from martlet.cli import tool
 from martlet.cli.nsq_tools.client_options import (
     ClientOptions,
     client_options,
     producer_settings,
-    retry,
     without_effect,
 )
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
-from martlet.cli.nsq_tools.source import LimitedSourceOptions, consumers
+from martlet.cli.nsq_tools.source import LimitedSourceOptions, Pipe
 from martlet.client import (
     BadBody,
     Batch,
     ClientError,
     ConnectRefused,
-    Consumer,
     Producer,
     PublishRefused,
 )
@@ -183,7 +182,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """The time limit for a destination to store messages, connecting included."""
-_MAX_AT_ONCE = 2000
 _OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
 """Refusals of a message itself, by a destination that may store others."""
 
@@ -227,87 +225,69 @@ class Destination:
             await connecting.result().close()
 
 
-class Relay:
-    """Relay messages."""
+class Relay(Pipe):
+    """Relay messages.
+
+    Raises:
+        ClientError: a broker or a destination refuses the client.
+    """
+
+    max_messages = 2000
+    is_concurrent = True
 
     def __init__(self, options: RelayOptions) -> None:
         if why := options.circle(options.broker_addresses):
             raise ClientError(why)
+        super().__init__("relay", options, options.channel)
         self._options = options
         addresses = tuple(dict.fromkeys(options.destination_addresses))
-        self._addresses = addresses
+        self._destinations = {address: Destination(address, options) for address in addresses}
         self._pool = HostPool(addresses, options.mode)
         self._outages = {
-            each: Outage(f"cannot publish to {each}", f"publishing to {each} again")
-            for each in addresses
+            address: Outage(f"cannot publish to {address}", f"publishing to {address} again")
+            for address in addresses
         }
         self._timings = Timings(options.status_every, addresses)
         self._filter = JsonFilter(
             options.require_json_field, options.require_json_value, options.whitelist_json_fields
         )
-        self._retry = retry(options.client)
-        self._consumers = consumers(options)
 
     async def run(self) -> None:
-        """Relay messages until stopped.
-
-        Raises:
-            ClientError: a broker or a destination refuses the client.
-        """
+        """Relay messages, as `Pipe.run`, and hang up."""
         async with AsyncExitStack() as opened:
-            self._destinations = {
-                address: Destination(address, self._options) for address in self._addresses
-            }
             for destination in self._destinations.values():
                 opened.push_async_callback(destination.close)
-            async with asyncio.TaskGroup() as group:
-                for topic, source in self._consumers.items():
-                    name = f"martlet relay {topic}"
-                    group.create_task(self._follow(topic, source), name=name)
+            await super().run()
 
-    def stop(self) -> None:
-        """Take no more messages; those received are stored and finished."""
-        for each in self._consumers.values():
-            each.stop()
-
-    async def _follow(self, topic: str, source: Consumer) -> None:
-        to = self._options.destination_topic or topic
-        async with source, asyncio.TaskGroup() as passing:
-            async for batch in source.batches(max_messages=_MAX_AT_ONCE):
-                passing.create_task(self._pass(to, batch))
-
-    async def _pass(self, topic: str, batch: Batch) -> None:
-        """Publish the messages of a batch; finish those that are stored, and requeue the others."""
-        places, bodies = self._filtered(batch)
+    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+        indexes, bodies = self._filtered(batch)
         stored = np.ones(len(batch), np.bool_)
         if bodies:
-            stored[places] = await self._publish(topic, bodies)
-        if stored.any():
-            await batch.finish(stored)
-        if not stored.all():
-            attempts = int(batch.attempts[~stored].min())
-            delay_ms = round(1000 * self._retry.delay_s(attempts))
-            log.debug(
-                "%s again in %d ms", counted(int(np.count_nonzero(~stored)), "message"), delay_ms
-            )
-            await batch.requeue(delay_ms, backoff=True)
+            to = self._options.destination_topic or topic
+            stored[indexes] = await self._publish(to, bodies)
+        return stored
+
+    async def _requeue(self, batch: Batch, stored: NDArray[np.bool_]) -> None:
+        delay_ms = self._delay_ms(int(batch.attempts[~stored].min()))
+        log.debug("%s again in %d ms", counted(batch.unanswered_count, "message"), delay_ms)
+        await batch.requeue(delay_ms, backoff=True)
 
     def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
         """Return the bodies that pass the filter, and their indexes in the batch."""
         if not self._options.filters:
             return list(range(len(batch))), batch.bodies
-        places: list[int] = []
+        indexes: list[int] = []
         bodies: list[bytes] = []
-        for place, body in enumerate(batch.bodies):
+        for index, body in enumerate(batch.bodies):
             try:
                 left = self._filter.passes(body)
             except ValueError as error:
                 log.error("left out, as it is no JSON object: %.200r: %s", body, error)
                 continue
             if left is not None:
-                places.append(place)
+                indexes.append(index)
                 bodies.append(left)
-        return places, bodies
+        return indexes, bodies
 
     async def _publish(self, topic: str, bodies: list[bytes]) -> list[bool]:
         """Publish to the first destination that works; return which messages are stored."""

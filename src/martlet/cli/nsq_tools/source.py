@@ -1,19 +1,30 @@
-"""The source of a tool's messages: its flags, and its consumer."""
+"""Tools that pass messages on: the flags of their source, and the pipe from there to a sink.
+
+::
+
+    consumer of each topic -> batch -> sink -> stored: finished; the others: requeued
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from martlet.cli.nsq_tools.client_options import (
     ClientOptions,
     client_options,
     consumer_settings,
+    retry,
     without_effect,
 )
 from martlet.cli.nsq_tools.listeners import tcp_addresses
-from martlet.client import Consumer, SharedRate
+from martlet.client import Batch, Consumer, SharedRate
 from martlet.client.consumer.rate import check_rate
 from martlet.options.addresses import (
     HOW_TO_NAME,
@@ -114,36 +125,101 @@ class LimitedSourceOptions(SourceOptions):
                 raise OptionError(str(error).replace("rate_per_s", "--rate")) from None
 
 
-def consumers(options: LimitedSourceOptions) -> dict[str, Consumer]:
-    """Make the consumers of a tool's topics, which share its rate; they are not connected yet."""
-    rate = SharedRate(options.rate) if options.rate else 0
-    return {
-        topic: consumer(options, topic, options.channel, rate_per_s=rate)
-        for topic in dict.fromkeys(options.topics)
-    }
-
-
-def consumer(
-    options: SourceOptions,
-    topic: str,
-    channel: str,
-    max_in_flight: int | None = None,
-    rate_per_s: SharedRate | float = 0,
-) -> Consumer:
-    """Make a consumer of one of a tool's topics; it is not connected yet. Raises ClientError.
+class Pipe:
+    """Messages on their way from the consumers of topics to a sink, which a tool defines.
 
     Args:
-        options: the brokers and the client's settings.
-        topic, channel: to consume.
+        command: the tool's name.
+        options: the brokers, the topics and the client's settings.
+        channel: to consume.
         max_in_flight: the prefetch, if not that of the options.
-        rate_per_s: the maximum number of messages a second; 0 for no limit.
+
+    Raises:
+        ClientError: a broker that is named by its HTTP address cannot be asked.
     """
-    return Consumer(
-        topic,
-        channel,
-        options.broker_addresses or None,
-        lookup=options.lookupd_http_addresses or None,
-        max_in_flight=max_in_flight or options.max_in_flight,
-        rate_per_s=rate_per_s,
-        **consumer_settings(options.client),
-    )
+
+    max_messages = 10_000
+    """The maximum size of a batch."""
+    max_wait_ms = 0
+    """The maximum wait for a batch to fill."""
+    is_concurrent = False
+    """Whether the sink takes batches while others are on their way."""
+
+    def __init__(
+        self, command: str, options: SourceOptions, channel: str, max_in_flight: int | None = None
+    ) -> None:
+        self._command = command
+        self._source = options
+        self._channel = channel
+        self._max_in_flight = max_in_flight or options.max_in_flight
+        rate = options.rate if isinstance(options, LimitedSourceOptions) else 0
+        self._rate = SharedRate(rate) if rate else 0
+        self._retry = retry(options.client)
+        self._consumers: dict[str, Consumer] = {}
+        self._add(options.topics)
+
+    def _add(self, topics: Iterable[str]) -> list[str]:
+        """Make the consumers of further topics, not connected yet; return those topics."""
+        new = [topic for topic in dict.fromkeys(topics) if topic not in self._consumers]
+        for topic in new:
+            self._consumers[topic] = Consumer(
+                topic,
+                self._channel,
+                self._source.broker_addresses or None,
+                lookup=self._source.lookupd_http_addresses or None,
+                max_in_flight=self._max_in_flight,
+                rate_per_s=self._rate,
+                **consumer_settings(self._source.client),
+            )
+        return new
+
+    async def run(self) -> None:
+        """Pass messages on until stopped.
+
+        Raises:
+            ClientError: a broker refuses the client.
+            OSError: the sink cannot store anything.
+        """
+        async with asyncio.TaskGroup() as group:
+            self._begin(group, self._consumers)
+
+    def _begin(self, group: asyncio.TaskGroup, topics: Iterable[str]) -> None:
+        for topic in topics:
+            group.create_task(self._follow(topic), name=f"martlet {self._command} {topic}")
+
+    def stop(self) -> None:
+        """Take no more messages; those received are passed on."""
+        for consumer in self._consumers.values():
+            consumer.stop()
+
+    async def _follow(self, topic: str) -> None:
+        """Pass on the messages of a topic."""
+        source = self._consumers[topic]
+        batches = source.batches(max_messages=self.max_messages, max_wait_ms=self.max_wait_ms)
+        async with source, asyncio.TaskGroup() as group:
+            async for batch in batches:
+                if self.is_concurrent:
+                    group.create_task(self._pass(topic, batch))
+                else:
+                    await self._pass(topic, batch)
+
+    async def _pass(self, topic: str, batch: Batch) -> None:
+        stored = await self._store(topic, batch)
+        if stored.all():
+            await batch.finish()
+            return
+        if stored.any():
+            await batch.finish(stored)
+        await self._requeue(batch, stored)
+
+    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+        """Hand a batch to the sink; return which of its messages are stored there."""
+        raise NotImplementedError
+
+    async def _requeue(self, batch: Batch, stored: NDArray[np.bool_]) -> None:
+        """Requeue the messages that are not stored."""
+        await batch.requeue(backoff=False)
+
+    def _delay_ms(self, attempts: int) -> int:
+        """Return the delay of a message that failed, by its attempts."""
+        return round(1000 * self._retry.delay_s(attempts))

@@ -7,18 +7,20 @@ written; those that the pipe did not accept before the end are requeued.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from martlet.cli import tool
-from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.cli.nsq_tools.source import Pipe, SourceOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import json_line
-from martlet.client import Batch, Consumer
+from martlet.client import Batch
 from martlet.options.flag import OptionError, option
 
 
@@ -43,7 +45,7 @@ class TailOptions(SourceOptions):
             raise OptionError("--topic is missing: name the topics to show")
 
 
-class Tail:
+class Tail(Pipe):
     """Show messages.
 
     Args:
@@ -55,46 +57,27 @@ class Tail:
         self._output = StandardOutput(descriptor)
         self._left = options.count or sys.maxsize
         own = f"tail-{socket.gethostname()[:20]}-{os.getpid()}#ephemeral"
-        self._consumers = {
-            topic: consumer(options, topic, options.channel or own, self._share(options))
-            for topic in dict.fromkeys(options.topics)
-        }
-
-    @staticmethod
-    def _share(options: TailOptions) -> int:
-        """Limit the prefetch to the messages left to show; the rest stays in its channel."""
-        return min(options.max_in_flight, options.count or options.max_in_flight)
-
-    async def run(self) -> None:
-        """Show messages up to the maximum, or until stopped."""
-        async with asyncio.TaskGroup() as group:
-            for topic, source in self._consumers.items():
-                group.create_task(self._follow(topic, source), name=f"martlet tail {topic}")
+        # Prefetch no more than is left to show; the rest stays in its channel.
+        max_in_flight = min(options.max_in_flight, self._left)
+        super().__init__("tail", options, options.channel or own, max_in_flight)
 
     def stop(self) -> None:
         """Stop showing."""
         self._output.stop()
-        self._take_no_more()
+        super().stop()
 
-    def _take_no_more(self) -> None:
-        for each in self._consumers.values():
-            each.stop()
-
-    async def _follow(self, topic: str, source: Consumer) -> None:
+    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+        # Other topics are consumed meanwhile, and share the rest of the maximum.
+        wanted = min(self._left, len(batch))
+        self._left -= wanted
         head = f"{topic} ".encode() if self._options.print_topic else b""
-        async with source:
-            async for batch in source.batches():
-                # Other topics are consumed meanwhile, and share the rest of the maximum.
-                wanted = min(self._left, len(batch))
-                self._left -= wanted
-                lines = [head + body + b"\n" for body in self._shown(batch, wanted)]
-                shown = await self._output.show(lines)
-                if shown:
-                    await batch.finish(slice(0, shown))
-                if batch.unanswered_count:
-                    await batch.requeue(backoff=False)
-                if not self._left:
-                    self._take_no_more()
+        lines = [head + body + b"\n" for body in self._shown(batch, wanted)]
+        return np.arange(len(batch)) < await self._output.show(lines)
+
+    async def _pass(self, topic: str, batch: Batch) -> None:
+        await super()._pass(topic, batch)
+        if not self._left:
+            super().stop()
 
     def _shown(self, batch: Batch, count: int) -> list[bytes]:
         """Return the first bodies of a batch, after their properties if wanted."""

@@ -12,9 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from martlet.cli import start, tool
 from martlet.cli.nsq_tools.output_file import Output, OutputOptions
-from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.cli.nsq_tools.source import Pipe, SourceOptions
 from martlet.client import Batch
 from martlet.client.transport.discovery import KnownTopics
 from martlet.durations import MINUTE_NS
@@ -62,12 +65,9 @@ class FileOptions(OutputOptions, _TopicsOptions):
 
 log = logging.getLogger(__name__)
 
-_STARVED_MS = 100
-"""The time that messages wait for others before they are flushed and finished."""
 
-
-class TopicWriter:
-    """Write one topic.
+class TopicFile:
+    """The file of one topic.
 
     Args:
         topic: the topic's name.
@@ -77,40 +77,24 @@ class TopicWriter:
         self._options = options
         self._where = f"[{topic}/{options.channel}]"
         self._output = Output(options, topic, log=lambda text: log.info("%s %s", self._where, text))
-        self._consumer = consumer(options, topic, options.channel)
         self._lock = asyncio.Lock()
         """Serialises writes, flushes and rotations of the file."""
 
-    async def run(self) -> None:
-        """Write until stopped. Raises OSError if a file cannot be written."""
-        batches = self._consumer.batches(
-            max_messages=self._options.max_in_flight, max_wait_ms=_STARVED_MS
-        )
-        try:
-            async with self._consumer, asyncio.TaskGroup() as group:
-                ticker = group.create_task(self._tick())
-                async for batch in batches:
-                    await self._take(batch)
-                ticker.cancel()
-        finally:
-            self._output.close()
-
-    def stop(self) -> None:
-        """Take no more messages; those received are written and finished."""
-        self._consumer.stop()
+    def close(self) -> None:
+        """Close it: nothing else uses it any more."""
+        self._output.close()
 
     async def reopen(self) -> None:
         """Close the file, as on SIGHUP."""
         async with self._lock:
             self._output.close()
 
-    async def _take(self, batch: Batch) -> None:
-        """Write messages, flush them, and only then finish them."""
+    async def write(self, bodies: Sequence[bytes]) -> None:
+        """Write messages, and flush them."""
         async with self._lock:
-            self._output.write(b"\n".join(batch.bodies) + b"\n")
+            self._output.write(b"\n".join(bodies) + b"\n")
             await self._sync()
-        log.debug("%s %d records are on disk", self._where, len(batch))
-        await batch.finish()
+        log.debug("%s %d records are on disk", self._where, len(bodies))
 
     async def _sync(self) -> None:
         """Flush the file in a thread, and wait for it even if cancelled, since the file is closed
@@ -123,8 +107,8 @@ class TopicWriter:
             await asyncio.wait([syncing])
             raise
 
-    async def _tick(self) -> None:
-        """Rotate files in time even if no message arrives."""
+    async def rotate(self) -> None:
+        """Rotate files in time even if no message arrives, until cancelled."""
         while True:
             await asyncio.sleep(self._options.sync_interval_ns / 1e9)
             async with self._lock:
@@ -135,35 +119,47 @@ class TopicWriter:
                         self._output.begin()
 
 
-class Writers:
+class ToFile(Pipe):
     """Write all topics, including later ones."""
 
+    max_wait_ms = 100  # Messages wait for others before they are flushed and finished.
+
     def __init__(self, options: FileOptions) -> None:
+        super().__init__("to-file", options, options.channel)
+        self.max_messages = options.max_in_flight
         self._options = options
-        self._writers: dict[str, TopicWriter] = {}
+        self._files: dict[str, TopicFile] = {}
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Write until stopped. Raises OSError if a file cannot be written."""
+        """Write, as `Pipe.run`. Raises OSError if a file cannot be written."""
         async with asyncio.TaskGroup() as group:
-            for topic in dict.fromkeys(self._options.topics):
-                self._begin(group, topic)
+            self._begin(group, self._consumers)
             if self._options.topic_pattern:
                 group.create_task(self._discover(group))
 
     def stop(self) -> None:
         """Take no more messages; `run` returns when those received are done."""
         self._stopping.set()
-        for writer in self._writers.values():
-            writer.stop()
+        super().stop()
 
     async def reopen(self) -> None:
         """Close all files, and begin others with the next messages."""
-        await asyncio.gather(*(writer.reopen() for writer in self._writers.values()))
+        await asyncio.gather(*(file.reopen() for file in self._files.values()))
 
-    def _begin(self, group: asyncio.TaskGroup, topic: str) -> None:
-        writer = self._writers[topic] = TopicWriter(self._options, topic)
-        group.create_task(writer.run(), name=f"martlet to-file {topic}")
+    async def _follow(self, topic: str) -> None:
+        file = self._files[topic] = TopicFile(self._options, topic)
+        try:
+            async with asyncio.TaskGroup() as group:
+                rotating = group.create_task(file.rotate())
+                await super()._follow(topic)
+                rotating.cancel()
+        finally:
+            file.close()
+
+    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+        await self._files[topic].write(batch.bodies)
+        return np.ones(len(batch), np.bool_)
 
     async def _discover(self, group: asyncio.TaskGroup) -> None:
         options = self._options
@@ -178,9 +174,7 @@ class Writers:
             topics = await known.look()
             if self._stopping.is_set():
                 return  # Nothing would stop a writer that is started now.
-            for topic in topics:
-                if pattern.search(topic) and topic not in self._writers:
-                    self._begin(group, topic)
+            self._begin(group, self._add(filter(pattern.search, topics)))
             rest_s = options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
             try:
                 async with asyncio.timeout(max(0.0, rest_s)):
@@ -203,12 +197,12 @@ def main(argv: Sequence[str]) -> int:
     except OptionError as error:
         log.critical("%s", error)
         return start.WRONG
-    writers = Writers(options)
+    writer = tool.made(lambda: ToFile(options))
     reopening: set[asyncio.Task[None]] = set()
 
     def reopen() -> None:
-        task = asyncio.ensure_future(writers.reopen())
+        task = asyncio.ensure_future(writer.reopen())
         reopening.add(task)
         task.add_done_callback(reopening.discard)
 
-    return tool.run(writers.run, writers.stop, SIGHUP=reopen)
+    return tool.run(writer.run, writer.stop, SIGHUP=reopen)

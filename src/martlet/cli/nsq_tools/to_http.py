@@ -26,10 +26,9 @@ from yarl import URL
 
 from martlet import __version__, unreachable
 from martlet.cli import tool
-from martlet.cli.nsq_tools.client_options import retry
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
-from martlet.cli.nsq_tools.source import LimitedSourceOptions, consumers
-from martlet.client import Consumer, Message
+from martlet.cli.nsq_tools.source import LimitedSourceOptions, Pipe
+from martlet.client import Message
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
 from martlet.outage import Outage
@@ -189,7 +188,7 @@ async def _keep_the_message(
     return response
 
 
-class ToHttp:
+class ToHttp(Pipe):
     """Send the messages of topics.
 
     Args:
@@ -197,6 +196,7 @@ class ToHttp:
     """
 
     def __init__(self, options: ToHttpOptions, dice: random.Random | None = None) -> None:
+        super().__init__("to-http", options, options.channel)
         self._options = options
         self._dice = dice or random.Random()
         self._multicast = options.mode == "multicast"
@@ -210,35 +210,25 @@ class ToHttp:
         if options.post_urls:
             self._headers["Content-Type"] = options.content_type
         self._headers |= options.header_fields
-        self._retry = retry(options.client)
-        self._consumers = consumers(options)
 
     async def run(self) -> None:
-        """Send until stopped. Raises ClientError if a broker refuses the client."""
+        """Send, as `Pipe.run`, over one session."""
         options = self._options
         timeout = aiohttp.ClientTimeout(
             total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
         )
-        async with (
-            aiohttp.ClientSession(
-                timeout=timeout,
-                connector=BoundedConnector(),
-                headers=self._headers,
-                middlewares=(_keep_the_message,),
-                cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
-            ) as self._session,
-            asyncio.TaskGroup() as group,
-        ):
-            for topic, source in self._consumers.items():
-                group.create_task(self._follow(source), name=f"martlet to-http {topic}")
+        async with aiohttp.ClientSession(
+            timeout=timeout,
+            connector=BoundedConnector(),
+            headers=self._headers,
+            middlewares=(_keep_the_message,),
+            cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
+        ) as self._session:
+            await super().run()
 
-    def stop(self) -> None:
-        """Take no more messages; wait for open requests."""
-        for each in self._consumers.values():
-            each.stop()
-
-    async def _follow(self, source: Consumer) -> None:
-        async with source:
+    async def _follow(self, topic: str) -> None:
+        # A request has one message, and each is answered alone.
+        async with self._consumers[topic] as source:
             await source.run(self._handle, concurrency=self._options.publishers)
 
     async def _handle(self, message: Message) -> None:
@@ -252,7 +242,7 @@ class ToHttp:
             else:
                 await self._send_to_one(message.body)
         except NotTaken as error:
-            delay_ms = round(1000 * self._retry.delay_s(message.attempts))
+            delay_ms = self._delay_ms(message.attempts)
             level = logging.ERROR
             if isinstance(error, _Unreachable):
                 self._outages[error.url].failed(error.why)

@@ -13,12 +13,12 @@ from aiohttp import web
 from tests.polling import until
 from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.cli.nsq_tools.to_file import FileOptions, Writers
+from martlet.cli.nsq_tools.to_file import FileOptions, ToFile
 
 
-def writers(folder: Path, broker: ScriptedBroker, **changes: Any) -> Writers:
+def writers(folder: Path, broker: ScriptedBroker, **changes: Any) -> ToFile:
     flags: dict[str, Any] = {"topics": ("t",), "nsqd_tcp_addresses": (broker.address,)}
-    return Writers(FileOptions(output_dir=str(folder), **(flags | changes)))
+    return ToFile(FileOptions(output_dir=str(folder), **(flags | changes)))
 
 
 async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> None:
