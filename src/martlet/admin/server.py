@@ -14,10 +14,10 @@ from aiohttp import web
 
 from martlet.addresses import shown_name
 from martlet.admin import forms, lookup_page, overview, static_files
-from martlet.admin.actions import ActionRefused
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
 from martlet.admin.guard import STRANGER, Guard, Handler, set_headers, user_of
+from martlet.admin.inputs import ActionRefused
 from martlet.admin.nsqadmin import api
 from martlet.admin.pages import PAGES
 from martlet.admin.site import SITE, PageNotFound, Site

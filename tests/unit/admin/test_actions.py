@@ -21,7 +21,7 @@ from tests.admin_page import (
     publish,
 )
 
-from martlet.admin.actions import ACTIONS
+from martlet.admin.forms import ACTIONS
 from martlet.client.admin.http import AdminHttp
 from martlet.testing import Broker
 
@@ -311,7 +311,7 @@ async def test_a_count_that_grew_while_a_user_read_it_wants_the_name(
     assert "Empty 1,001 messages on 2 brokers</button>" in asked
     assert 'name="typed" required' in asked
     refused = await page.act("empty_channel", 400, **WORK)
-    assert "removes 1,001 messages: type &#39;orders / work&#39; to confirm" in refused
+    assert "Empty 1,001 messages on 2 brokers: type &#39;orders / work&#39; to confirm" in refused
     await page.act("empty_channel", 400, **WORK, typed="orders/work")
     assert [each["depth"] for each in await channels(brokers)] == [999, 2]
     await page.act("empty_channel", **WORK, typed=" orders / work ")

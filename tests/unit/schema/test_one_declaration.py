@@ -12,8 +12,7 @@ import pytest
 from docs.reference.generate import described
 from multidict import MultiDict
 
-from martlet.admin.actions import ActionRefused
-from martlet.admin.asked import Asked
+from martlet.admin.inputs import ActionRefused, Inputs
 from martlet.cli import start
 from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.client import Admin, AdminError, sync
@@ -168,8 +167,8 @@ def test_the_command_has_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_has_it() -> None:
-    def form(**fields: str) -> Asked:
-        return Asked(Mock(), Mock(), MultiDict({"topic": " t ", "channel": "c", **fields}))
+    def form(**fields: str) -> Inputs:
+        return Inputs(Mock(), Mock(), MultiDict({"topic": " t ", "channel": "c", **fields}))
 
     request = form(color=" red", painted="1970-01-01 00:00:07").request(ShowPainted, limit=3)
     assert (request.topic, request.color, request.painted_ms) == ("t", " red", 7000)

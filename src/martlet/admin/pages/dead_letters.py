@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -14,18 +13,15 @@ from typing import Any, TypeVar
 from aiohttp import web
 from msgspec.structs import replace
 
-from martlet.admin.actions import ActionRefused
-from martlet.admin.asked import Asked, continued
+from martlet.admin.actions import TYPED_FROM, Action, Preview, silent, with_failures
 from martlet.admin.guard import user_of
-from martlet.admin.operations import TYPED_FROM, Preview, PreviewedChange, silent, with_failures
+from martlet.admin.inputs import ActionRefused, Inputs, continued, inputs_of
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.pages.export import check_may_download, send_lines
 from martlet.admin.site import SITE
 from martlet.client.admin import (
     Admin,
     AdminError,
-    AdminNotFound,
-    AnswerPage,
     Answers,
     DeadLetterAdmin,
     DeadLetterMessage,
@@ -171,79 +167,52 @@ async def _grouped(
 
 async def letters(request: web.Request) -> web.StreamResponse:
     """``/dead/letters``: some of them, one by one."""
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
+    inputs = await inputs_of(request)
     size = LISTED_BYTES if user_of(request).sees_bodies else 0
-    shown = _selected(asked, ShowDeadLetters, limit=_ROWS, max_body_bytes=size)
+    shown = _selected(inputs, ShowDeadLetters, limit=_ROWS, max_body_bytes=size)
     if shown.error and not user_of(request).sees_texts:
         # Else a search would tell what is in an error.
         raise web.HTTPForbidden(text="this user does not see errors, and so searches none")
-    pages, errors = await _first_pages(asked, shown)
+    # A channel without dead letters is well, and its page says so; not so a topic of none.
+    pages, errors = await inputs.first_pages(
+        inputs.urls(""),
+        lambda admin: DeadLetterAdmin.pages.run(admin.http, shown, inputs.start),
+        _ROWS,
+        may_lack=not shown.dead_letter_topic,
+    )
     rows = [(page.broker, letter) for page in pages for letter in page.items]
     rows.sort(key=lambda row: row[1].at_ms)
-    return site.page(
+    return inputs.site.page(
         request,
         "dead_letters.html",
         {
             "whose": _whose(shown),
             "of": _of(shown),
             "reasons": REASONS,
-            "filter": {name: asked.text(name) for name in _FILTER},
+            "filter": {name: inputs.text(name) for name in _FILTER},
             "rows": [
                 (broker, letter, body_text(letter.body, letter.body_bytes, max_bytes=size))
                 for broker, letter in rows
             ],
             "nexts": [(page.broker, continued(page.next)) for page in pages if page.next],
             "errors": errors,
-            "is_continued": asked.start is not None,
+            "is_continued": inputs.start is not None,
         },
     )
-
-
-async def _first_pages(
-    asked: Asked, shown: ShowDeadLetters
-) -> tuple[list[AnswerPage[DeadLetterMessage]], list[str]]:
-    """Return a page of each broker, or the next one of one broker; and what went wrong."""
-
-    async def first(url: str) -> AnswerPage[DeadLetterMessage] | AdminError:
-        http = asked.site.admin.at(url).http
-        pages = DeadLetterAdmin.pages.run(http, shown, asked.start)
-        items: tuple[DeadLetterMessage, ...] = ()
-        try:
-            async with aclosing(pages):
-                async for page in pages:
-                    items += page.items
-                    if len(items) >= _ROWS or time.monotonic() > ends_s:
-                        return AnswerPage(broker=url, items=items, next=page.next)
-        except AdminError as error:
-            return error
-        return AnswerPage(broker=url, items=items)
-
-    ends_s = time.monotonic() + _MAX_S
-    urls = [asked.broker] if asked.broker else list(asked.view.brokers)
-    found = await asyncio.gather(*map(first, urls))
-    pages = [each for each in found if isinstance(each, AnswerPage)]
-    errors = [each for each in found if isinstance(each, AdminError)]
-    serious = [each for each in errors if not isinstance(each, AdminNotFound)]
-    # A channel without dead letters is well, and its page says so; not so a topic of none.
-    if errors and not pages and (serious or shown.dead_letter_topic):
-        raise (serious or errors)[0]
-    return pages, [str(each) for each in serious]
 
 
 async def export(request: web.Request) -> web.StreamResponse:
     """``/dead/export``: the same letters as JSON lines."""
     check_may_download(request)
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    shown = _selected(asked, ShowDeadLetters, limit=None, max_body_bytes=_MAX_EXPORTED_BODY)
+    inputs = await inputs_of(request)
+    shown = _selected(inputs, ShowDeadLetters, limit=None, max_body_bytes=_MAX_EXPORTED_BODY)
     where = {"topic": shown.topic or "", "channel": shown.channel or ""}
-    return await send_lines(request, "dead-letters", _lines(asked, shown), **where)
+    return await send_lines(request, "dead-letters", _lines(inputs, shown), **where)
 
 
-async def _lines(asked: Asked, shown: ShowDeadLetters) -> AsyncIterator[Mapping[str, Any]]:
+async def _lines(inputs: Inputs, shown: ShowDeadLetters) -> AsyncIterator[Mapping[str, Any]]:
     count = 0
-    pages = DeadLetterAdmin.pages.run(asked.admin.http, shown)
+    pages = DeadLetterAdmin.pages.run(inputs.admin.http, shown)
     async with aclosing(pages):
         async for page in pages:
             for letter in page.items:
@@ -257,18 +226,18 @@ async def _lines(asked: Asked, shown: ShowDeadLetters) -> AsyncIterator[Mapping[
 # what is chosen
 
 
-def _selected(asked: Asked, kind: type[SelectedT], **fixed: object) -> SelectedT:
+def _selected(inputs: Inputs, kind: type[SelectedT], **fixed: object) -> SelectedT:
     """Return the request of a form or an address; a dead-letter topic is enough to name a place."""
-    if asked.text("dead_letter_topic"):
+    if inputs.text("dead_letter_topic"):
         fixed |= {"topic": None, "channel": None}
-    return asked.request(kind, **fixed)
+    return inputs.request(kind, **fixed)
 
 
-def _to_change(asked: Asked, how: str, *, is_dry: bool) -> PurgeDeadLetters:
+def _to_change(inputs: Inputs, how: str, *, is_dry: bool) -> PurgeDeadLetters:
     """Return the request of a form: of the chosen letters, or of all that the filter leaves."""
-    asked.chosen("reason", "error", "since", "until")
+    inputs.chosen("reason", "error", "since", "until")
     kind = PurgeDeadLetters if how == "purge" else RedriveDeadLetters
-    request = _selected(asked, kind, all=True, dry_run=is_dry)
+    request = _selected(inputs, kind, all=True, dry_run=is_dry)
     if isinstance(request, RedriveDeadLetters):
         to_topic = request.to_topic
         if to_topic and to_topic == request.dead_letter_topic:
@@ -290,10 +259,10 @@ def _described(request: SelectedDeadLetters) -> list[str]:
     return [f"Only {', '.join(words)}."] if words else []
 
 
-async def _move(asked: Asked, request: PurgeDeadLetters) -> Answers[Moved]:
+async def _move(inputs: Inputs, request: PurgeDeadLetters) -> Answers[Moved]:
     is_redrive = isinstance(request, RedriveDeadLetters)
     method = DeadLetterAdmin.redrive if is_redrive else DeadLetterAdmin.purge
-    return await method.run(asked.admin.http, request)
+    return await method.run(inputs.admin.http, request)
 
 
 def _whose(request: SelectedDeadLetters) -> dict[str, str]:
@@ -309,25 +278,25 @@ def _of(request: SelectedDeadLetters) -> str:
     return f"channel {request.channel} of {request.topic}"
 
 
-async def _preview(asked: Asked, how: str) -> Preview:
-    request = _to_change(asked, how, is_dry=True)
+async def _preview(inputs: Inputs, how: str) -> Preview:
+    request = _to_change(inputs, how, is_dry=True)
     if request.until_ms is None:
         request = replace(request, until_ms=time.time_ns() // MILLISECOND_NS)
     fields = {"until_ms": str(request.until_ms), "until": ""}
     if request.since_ms is not None:
         # A time such as 90m would be another one when the button is pressed.
         fields["since"] = f"{request.since_ms / 1000:.3f}"
-    answers = await _move(asked, request)
+    answers = await _move(inputs, request)
     count = answers.total(lambda each: each.count)
     some = counted(count, "dead letter", form=",")
-    to = f" to topic {asked.text('to_topic')}" if asked.text("to_topic") else ""
+    to = f" to topic {inputs.text('to_topic')}" if inputs.text("to_topic") else ""
     where = counted(sum(bool(each.count) for each in answers.values.values()), "broker")
     verb = "Purge" if how == "purge" else "Redrive"
     lines = _described(request)
     if how == "purge":
         lines.append("They are deleted: no redrive brings them back.")
     elif to:
-        lines.append(f"All channels of topic {asked.text('to_topic')} get them.")
+        lines.append(f"All channels of topic {inputs.text('to_topic')} get them.")
     else:
         lines.append("They go back to the channels that they come from, with attempts from 1.")
     kept: Counter[str] = Counter()
@@ -345,11 +314,11 @@ async def _preview(asked: Asked, how: str) -> Preview:
     )
 
 
-async def _do(asked: Asked, how: str) -> str:
-    request = _to_change(asked, how, is_dry=False)
-    answers = await _move(asked, request)
+async def _do(inputs: Inputs, how: str) -> str:
+    request = _to_change(inputs, how, is_dry=False)
+    answers = await _move(inputs, request)
     count = answers.total(lambda each: each.count)
-    to = f" to topic {asked.text('to_topic')}" if asked.text("to_topic") else ""
+    to = f" to topic {inputs.text('to_topic')}" if inputs.text("to_topic") else ""
     done = "purged" if how == "purge" else f"redriven{to}"
     verb = "was" if count == 1 else "were"
     some = counted(count, "dead letter", form=",")
@@ -358,7 +327,7 @@ async def _do(asked: Asked, how: str) -> str:
     return with_failures(f"{text}; {kept:,} stayed" if kept else text, answers)
 
 
-OPERATIONS = {
-    f"{how}_dead_letters": PreviewedChange(partial(_preview, how=how), partial(_do, how=how))
+ACTIONS = {
+    f"{how}_dead_letters": Action(partial(_preview, how=how), partial(_do, how=how))
     for how in ("redrive", "purge")
 }

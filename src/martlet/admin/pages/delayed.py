@@ -10,14 +10,13 @@ from contextlib import aclosing
 from aiohttp import web
 from msgspec.structs import replace
 
-from martlet.admin.asked import Asked, continued
-from martlet.admin.operations import TYPED_FROM, Preview, PreviewedChange, with_failures
+from martlet.admin.actions import TYPED_FROM, Action, Preview, with_failures
+from martlet.admin.inputs import Inputs, continued, inputs_of
 from martlet.admin.site import SITE
 from martlet.client.admin import (
     Admin,
     AdminError,
     AdminNotFound,
-    AnswerPage,
     DelayedAdmin,
     DelayedMessage,
 )
@@ -39,11 +38,11 @@ _LATER = "later"
 async def overview(request: web.Request) -> web.StreamResponse:
     """``/delayed``: the topics that have some, or the messages of one topic."""
     site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    if asked.text("topic"):
-        return await _topic(request, asked)
-    text = asked.text("q").lower()
-    names = [name for name in sorted(asked.view.topics) if text in name.lower()]
+    inputs = await inputs_of(request)
+    if inputs.text("topic"):
+        return await _topic(request, inputs)
+    text = inputs.text("q").lower()
+    names = [name for name in sorted(inputs.view.topics) if text in name.lower()]
     limit = asyncio.Semaphore(_AT_ONCE)
     errors: dict[str, None] = {}
 
@@ -85,14 +84,18 @@ async def _waiting(admin: Admin, topic: str) -> tuple[int, list[str]]:
     return total, []
 
 
-async def _topic(request: web.Request, asked: Asked) -> web.StreamResponse:
-    listed = asked.request(ListDelayed, limit=_ROWS)
-    pages, errors = await _first_pages(asked, listed)
+async def _topic(request: web.Request, inputs: Inputs) -> web.StreamResponse:
+    listed = inputs.request(ListDelayed, limit=_ROWS)
+    pages, errors = await inputs.first_pages(
+        inputs.urls(listed.topic),
+        lambda admin: DelayedAdmin.pages.run(admin.http, listed, inputs.start),
+        _ROWS,
+    )
     first = replace(listed, limit=_MAX_PLOTTED)
-    plotted = (await DelayedAdmin.list.run(asked.admin.http, first)).joined()
+    plotted = (await DelayedAdmin.list.run(inputs.admin.http, first)).joined()
     shown = [(page.broker, each) for page in pages for each in page.items]
     shown.sort(key=lambda row: row[1].deliver_at_ms)
-    return asked.site.page(
+    return inputs.site.page(
         request,
         "delayed_topic.html",
         {
@@ -103,34 +106,9 @@ async def _topic(request: web.Request, asked: Asked) -> web.StreamResponse:
             "histogram": _histogram(plotted, time.time_ns() // 1_000_000),
             "nexts": [(page.broker, continued(page.next)) for page in pages if page.next],
             "errors": errors,
-            "is_continued": asked.start is not None,
+            "is_continued": inputs.start is not None,
         },
     )
-
-
-async def _first_pages(
-    asked: Asked, listed: ListDelayed
-) -> tuple[list[AnswerPage[DelayedMessage]], list[str]]:
-    """Return a page of each broker, or the next one of one broker; and what went wrong."""
-
-    async def first(url: str) -> AnswerPage[DelayedMessage] | AdminError:
-        pages = DelayedAdmin.pages.run(asked.site.admin.at(url).http, listed, asked.start)
-        try:
-            async with aclosing(pages):
-                async for page in pages:
-                    return page
-        except AdminError as error:
-            return error
-        return AnswerPage(broker=url, items=())
-
-    known = asked.view.topics.get(listed.topic)
-    urls = [asked.broker] if asked.broker else sorted(known.nodes if known else asked.view.brokers)
-    found = await asyncio.gather(*map(first, urls))
-    errors = [each for each in found if isinstance(each, AdminError)]
-    if errors and len(errors) == len(found):
-        raise errors[0]
-    pages = [each for each in found if isinstance(each, AnswerPage)]
-    return pages, [str(each) for each in errors if not isinstance(each, AdminNotFound)]
 
 
 def _histogram(messages: list[DelayedMessage], now_ms: int) -> Mapping[str, int]:
@@ -145,14 +123,14 @@ def _histogram(messages: list[DelayedMessage], now_ms: int) -> Mapping[str, int]
 # cancelling
 
 
-async def _preview(asked: Asked) -> Preview:
-    topic = asked.name("topic")
-    ids = asked.chosen()
+async def _preview(inputs: Inputs) -> Preview:
+    topic = inputs.name("topic")
+    ids = inputs.chosen()
     lines: list[str] = []
     if ids is not None:
         count = len(ids)
     else:
-        count, lines = await _waiting(asked.admin, topic)
+        count, lines = await _waiting(inputs.admin, topic)
     some = counted(count, "delayed message", form=",")
     return Preview(
         title=f"Cancel {some} of topic {topic}",
@@ -163,13 +141,13 @@ async def _preview(asked: Asked) -> Preview:
     )
 
 
-async def _cancel(asked: Asked) -> str:
-    topic = asked.name("topic")
-    ids = asked.chosen()
+async def _cancel(inputs: Inputs) -> str:
+    topic = inputs.name("topic")
+    ids = inputs.chosen()
     if ids is not None:
-        answers = await asked.admin.delayed.cancel(topic, ids)
+        answers = await inputs.admin.delayed.cancel(topic, ids)
     else:
-        answers = await asked.admin.delayed.cancel_all(topic)
+        answers = await inputs.admin.delayed.cancel_all(topic)
     done = {each for found in answers.values.values() for each in found.cancelled}
     verb = "was" if len(done) == 1 else "were"
     text = f"{counted(len(done), 'delayed message', form=',')} of topic {topic} {verb} cancelled"
@@ -178,4 +156,4 @@ async def _cancel(asked: Asked) -> str:
     return with_failures(text, answers)
 
 
-OPERATIONS = {"cancel_delayed": PreviewedChange(_preview, _cancel)}
+ACTIONS = {"cancel_delayed": Action(_preview, _cancel)}

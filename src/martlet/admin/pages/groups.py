@@ -7,9 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.asked import Asked
+from martlet.admin.actions import Action, Preview, silent, with_failures
+from martlet.admin.inputs import Inputs
 from martlet.admin.listing import Column, listing
-from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
 from martlet.admin.site import SITE
 from martlet.client.admin import GroupAdmin, GroupSummary
 from martlet.plural import counted
@@ -103,15 +103,15 @@ def _where(request: ResetGroup) -> str:
     return f"{_TO[request.to]} given" if request.to == "time" else _TO[request.to]
 
 
-async def _preview(asked: Asked) -> Preview:
-    request = asked.request(ResetGroup, dry_run=True)
+async def _preview(inputs: Inputs) -> Preview:
+    request = inputs.request(ResetGroup, dry_run=True)
     title = f"Reset group {request.group} of {request.topic}"
     fields = {}
     if request.time_ms is not None:
         # A time such as 90m would be another one when the button is pressed.
         fields["time"] = f"{request.time_ms / 1000:.3f}"
-    answers = await GroupAdmin.reset.run(asked.admin.http, request)
-    described = await asked.admin.groups.describe(request.topic, request.group)
+    answers = await GroupAdmin.reset.run(inputs.admin.http, request)
+    described = await inputs.admin.groups.describe(request.topic, request.group)
     members = described.total(lambda each: len(each.members))
     rows = [
         f"Queue {each.queue} at {url.partition('://')[2]}: from offset {each.before:,} to"
@@ -147,12 +147,12 @@ async def _preview(asked: Asked) -> Preview:
     )
 
 
-async def _do(asked: Asked) -> str:
-    request = asked.request(ResetGroup)
-    answers = await GroupAdmin.reset.run(asked.admin.http, request)
+async def _do(inputs: Inputs) -> str:
+    request = inputs.request(ResetGroup)
+    answers = await GroupAdmin.reset.run(inputs.admin.http, request)
     lag = answers.total(lambda each: each.lag)
     text = f"Group {request.group} of {request.topic} was reset; its lag is {lag:,}"
     return with_failures(text, answers)
 
 
-OPERATIONS = {"reset_group": PreviewedChange(_preview, _do)}
+ACTIONS = {"reset_group": Action(_preview, _do)}

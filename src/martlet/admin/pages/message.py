@@ -9,13 +9,12 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused
-from martlet.admin.asked import Asked
+from martlet.admin.actions import Action, Preview, with_failures
 from martlet.admin.guard import user_of
-from martlet.admin.operations import Preview, PreviewedChange, with_failures
+from martlet.admin.inputs import ActionRefused, Inputs, inputs_of
 from martlet.admin.pages.bodies import FORMS, SHOWN_BYTES, body_text
 from martlet.admin.pages.export import check_may_download, send_body
-from martlet.admin.site import SITE, PageNotFound
+from martlet.admin.site import PageNotFound
 from martlet.client.admin import (
     Admin,
     AdminError,
@@ -72,16 +71,15 @@ class MessageFacts:
 
 async def message(request: web.Request) -> web.StreamResponse:
     """``/messages/ID``"""
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
+    inputs = await inputs_of(request)
     message_id = request.match_info["id"]
-    facts, notes = await _facts(asked, message_id)
+    facts, notes = await _facts(inputs, message_id)
     if not facts:
         raise PageNotFound(
             f"no broker that answers has a message {message_id}. {' '.join(notes)}".strip()
         )
     user = user_of(request)
-    form = asked.text("as") if asked.text("as") in FORMS else ""
+    form = inputs.text("as") if inputs.text("as") in FORMS else ""
     shown = []
     for each in facts:
         body = each.stored.body if each.stored and user.sees_bodies else b""
@@ -89,17 +87,17 @@ async def message(request: web.Request) -> web.StreamResponse:
         if each.stored and user.sees_bodies and len(body) <= _MAX_EDITED_BYTES:
             editable = _editable(body)
         shown.append((each, body_text(body, form=form), editable))
-    return site.page(
+    return inputs.site.page(
         request,
         "message.html",
         {"id": message_id, "facts": shown, "notes": notes, "forms": FORMS, "form": form},
     )
 
 
-async def _facts(asked: Asked, message_id: str) -> tuple[list[MessageFacts], list[str]]:
+async def _facts(inputs: Inputs, message_id: str) -> tuple[list[MessageFacts], list[str]]:
     """Return what brokers know of a message, and what a user should know of the search."""
-    admin, notes = asked.admin, []
-    topic = asked.name("topic", optional=True)
+    admin, notes = inputs.admin, []
+    topic = inputs.name("topic", optional=True)
     facts = []
     try:
         found = await admin.trace.find(message_id, topic=topic, time_limit_ms=_TRACE_MS)
@@ -108,7 +106,7 @@ async def _facts(asked: Asked, message_id: str) -> tuple[list[MessageFacts], lis
     except AdminError as error:
         notes.append(f"Where it has been is not known: {error}")
     else:
-        notes += [f"Not asked: {error}" for error in found.failures.values()]
+        notes += [f"Not inputs: {error}" for error in found.failures.values()]
         for url, answer in found.values.items():
             if not answer.are_traced:
                 notes.append(
@@ -180,15 +178,14 @@ def _editable(body: bytes) -> str | None:
 async def download(request: web.Request) -> web.StreamResponse:
     """``/messages/ID/body``"""
     check_may_download(request)
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    _, topic, stored = await _one(asked, request.match_info["id"])
-    return send_body(request, stored.body, stored.id, topic=topic, node=asked.broker)
+    inputs = await inputs_of(request)
+    _, topic, stored = await _one(inputs, request.match_info["id"])
+    return send_body(request, stored.body, stored.id, topic=topic, node=inputs.broker)
 
 
-async def _one(asked: Asked, message_id: str) -> tuple[str, str, LogMessage]:
+async def _one(inputs: Inputs, message_id: str) -> tuple[str, str, LogMessage]:
     """Return the broker, the topic and the message that a request names. Raises PageNotFound."""
-    facts, notes = await _facts(asked, message_id)
+    facts, notes = await _facts(inputs, message_id)
     for each in facts:
         if each.stored is not None and each.id == message_id:
             return each.broker, each.topic, each.stored
@@ -200,10 +197,10 @@ async def _one(asked: Asked, message_id: str) -> tuple[str, str, LogMessage]:
 # sending one again
 
 
-async def _preview(asked: Asked) -> Preview:
-    (message_id,) = asked.ids("id")
-    _, topic, stored = await _one(asked, message_id)
-    to = asked.name("to_topic", optional=True) or topic
+async def _preview(inputs: Inputs) -> Preview:
+    (message_id,) = inputs.ids("id")
+    _, topic, stored = await _one(inputs, message_id)
+    to = inputs.name("to_topic", optional=True) or topic
     return Preview(
         title=f"Send message {message_id} of {topic} again",
         button=f"Publish it to {to}",
@@ -215,17 +212,17 @@ async def _preview(asked: Asked) -> Preview:
     )
 
 
-async def _send_again(asked: Asked) -> str:
-    (message_id,) = asked.ids("id")
-    broker, topic, stored = await _one(asked, message_id)
-    to = asked.name("to_topic", optional=True) or topic
+async def _send_again(inputs: Inputs) -> str:
+    (message_id,) = inputs.ids("id")
+    broker, topic, stored = await _one(inputs, message_id)
+    to = inputs.name("to_topic", optional=True) or topic
     found = stored.properties
     headers: Mapping[str, str] = found.get("headers", {})
     texts = [found.get("tag", ""), found.get("order_key", ""), *found.get("keys", ()), *headers]
     for text in (*texts, *headers.values()):
         if not text.isprintable():
             raise ActionRefused(f"{text!r} has characters that HTTP cannot carry in a property")
-    answers = await asked.site.admin.at(broker).topics.publish(
+    answers = await inputs.site.admin.at(broker).topics.publish(
         to,
         stored.body,
         tag=found.get("tag") or None,
@@ -240,4 +237,4 @@ async def _send_again(asked: Asked) -> str:
     )
 
 
-OPERATIONS = {"send_again": PreviewedChange(_preview, _send_again)}
+ACTIONS = {"send_again": Action(_preview, _send_again)}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused
-from martlet.admin.asked import Asked, continued
 from martlet.admin.guard import user_of
+from martlet.admin.inputs import ActionRefused, Inputs, continued, inputs_of
 from martlet.admin.pages.bodies import FORMS, LISTED_BYTES, body_text
 from martlet.admin.pages.export import body_fields, check_may_download, send_lines
 from martlet.admin.pages.reading import (
@@ -27,8 +24,7 @@ from martlet.admin.pages.reading import (
     ReadStart,
     look_for_key,
 )
-from martlet.admin.site import SITE
-from martlet.client.admin import AdminError, AdminNotFound, PeekedMessage
+from martlet.client.admin import PeekedMessage
 from martlet.names import ID_RULE, is_message_id
 
 STATES = ("waiting", "in_flight", "deferred", "due")
@@ -44,20 +40,19 @@ _EXPORTED_BODY = 1 << 20
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """``/messages``"""
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    wanted_id = asked.text("id").lower()
+    inputs = await inputs_of(request)
+    wanted_id = inputs.text("id").lower()
     if wanted_id:
         if not is_message_id(wanted_id):
             raise ActionRefused(f"{wanted_id[:40]!r} is no message's id: {ID_RULE}")
-        topic = asked.name("topic", optional=True)
-        raise web.HTTPFound(site.url("/messages", wanted_id, topic=topic))
-    topic = asked.name("topic", optional=True)
-    known = asked.view.topics.get(topic)
+        topic = inputs.name("topic", optional=True)
+        raise web.HTTPFound(inputs.site.url("/messages", wanted_id, topic=topic))
+    topic = inputs.name("topic", optional=True)
+    known = inputs.view.topics.get(topic)
     context: dict[str, Any] = {
         "topic": topic,
-        "fields": {name: asked.text(name) for name in _FIELDS},
-        "topics": sorted(asked.view.topics)[:_MAX_TOPICS],
+        "fields": {name: inputs.text(name) for name in _FIELDS},
+        "topics": sorted(inputs.view.topics)[:_MAX_TOPICS],
         "channels": sorted(known.channels) if known else [],
         "states": STATES,
         "starts": STARTS,
@@ -66,74 +61,74 @@ async def messages(request: web.Request) -> web.StreamResponse:
         "look": None,
         "peeked": None,
     }
-    if topic and asked.text("channel"):
-        context |= await _peeked(request, asked)
+    if topic and inputs.text("channel"):
+        context |= await _peeked(request, inputs)
     elif topic:
-        context |= await _looked(request, asked)
-    return site.page(request, "messages.html", context)
+        context |= await _looked(request, inputs)
+    return inputs.site.page(request, "messages.html", context)
 
 
-async def _looked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
+async def _looked(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
     """Return what the page shows of the log."""
-    look = await _look(request, asked)
+    look = await _look(request, inputs)
     sees = user_of(request).sees_bodies
     return {
         "look": look,
         "rows": [
             (each, body_text(each.message.body if sees else b"", len(each.message.body),
-                             _form(asked), LISTED_BYTES))
+                             _form(inputs), LISTED_BYTES))
             for each in look.found
         ],
         "after": json.dumps(dict(look.after)) if look.after else "",
         "next": look.next and "|".join(map(str, look.next)),
         "several": len(look.queues) != 1,
-        "is_followed": _is_newest(asked),
-        "earlier": _earlier(asked, look),
+        "is_followed": _is_newest(inputs),
+        "earlier": _earlier(inputs, look),
     }  # fmt: skip
 
 
-async def _look(request: web.Request, asked: Asked) -> LogLook:
+async def _look(request: web.Request, inputs: Inputs) -> LogLook:
     """Read the log as an address asks. Raises ActionRefused, AdminError."""
-    wanted = MessageFilter(asked.text("key"), asked.text("header"), asked.text("text"))
+    wanted = MessageFilter(inputs.text("key"), inputs.text("header"), inputs.text("text"))
     if wanted and not user_of(request).sees_bodies:
         # Else a search would tell what is in a body.
         raise web.HTTPForbidden(text="this user does not see bodies, and so searches none")
-    kind = asked.text("from") or "last"
+    kind = inputs.text("from") or "last"
     if kind not in STARTS:
         raise ActionRefused(f"from: {kind[:40]!r} is none of {', '.join(STARTS)}")
     start = ReadStart(
-        asked.name("topic"),
+        inputs.name("topic"),
         kind,
-        offset=asked.number("offset") if kind == "offset" else 0,
-        time_ms=asked.time_ns("time") // 1_000_000 if kind == "time" else 0,
-        broker=asked.broker,
-        queue=asked.number("queue") if asked.text("queue") else None,
-        on=_on(asked),
+        offset=inputs.number("offset") if kind == "offset" else 0,
+        time_ms=inputs.time_ns("time") // 1_000_000 if kind == "time" else 0,
+        broker=inputs.broker,
+        queue=inputs.number("queue") if inputs.text("queue") else None,
+        on=_on(inputs),
     )
     if wanted.key and kind in _INDEXED and start.queue is None:
-        return await look_for_key(asked.site.admin, start, wanted, _after(asked))
-    return await LogReader(asked.site.admin, start, wanted).read()
+        return await look_for_key(inputs.site.admin, start, wanted, _after(inputs))
+    return await LogReader(inputs.site.admin, start, wanted).read()
 
 
-def _after(asked: Asked) -> Mapping[str, str]:
+def _after(inputs: Inputs) -> Mapping[str, str]:
     """Return where an earlier search by key ended, by broker."""
-    text = asked.text("after")
+    text = inputs.text("after")
     if not text:
         return {}
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    if not (isinstance(found, dict) and found.keys() <= set(asked.view.brokers)):
+    if not (isinstance(found, dict) and found.keys() <= set(inputs.view.brokers)):
         raise ActionRefused("the search does not continue there: begin again without 'after'")
     if not all(isinstance(each, str) for each in found.values()):
         raise ActionRefused("the search does not continue there: begin again without 'after'")
     return found
 
 
-def _on(asked: Asked) -> tuple[str, int, int] | None:
+def _on(inputs: Inputs) -> tuple[str, int, int] | None:
     """Return where an earlier read ended."""
-    text = asked.text("go")
+    text = inputs.text("go")
     if not text:
         return None
     url, _, place = text.partition("|")
@@ -143,38 +138,38 @@ def _on(asked: Asked) -> tuple[str, int, int] | None:
     return url, int(queue), int(offset)
 
 
-def _earlier(asked: Asked, look: LogLook) -> int | None:
+def _earlier(inputs: Inputs, look: LogLook) -> int | None:
     """Return the offset where the messages before those shown begin, of a list of one queue."""
     chosen = [
         queue
         for url, queue in look.queues
-        if asked.broker in ("", url) and asked.text("queue") in ("", str(queue.queue))
+        if inputs.broker in ("", url) and inputs.text("queue") in ("", str(queue.queue))
     ]
     offsets = [each.message.offset for each in look.found]
-    is_search = any(asked.text(name) for name in ("key", "header", "text"))
+    is_search = any(inputs.text(name) for name in ("key", "header", "text"))
     if len(chosen) != 1 or not offsets or is_search or min(offsets) <= chosen[0].start_offset:
         return None
     return max(chosen[0].start_offset, min(offsets) - MAX_FOUND)
 
 
-def _is_newest(asked: Asked) -> bool:
+def _is_newest(inputs: Inputs) -> bool:
     """Whether the newest messages are listed, which a page can follow; a search costs too much."""
     others = ("key", "header", "text", "go", "after")
-    return asked.text("from") in ("", "last") and not any(map(asked.text, others))
+    return inputs.text("from") in ("", "last") and not any(map(inputs.text, others))
 
 
-def _form(asked: Asked) -> str:
-    found = asked.text("as")
+def _form(inputs: Inputs) -> str:
+    found = inputs.text("as")
     return found if found in FORMS else ""
 
 
-async def _peeked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
+async def _peeked(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
     """Return what the page shows of a channel."""
     sees = user_of(request).sees_bodies
-    rows, nexts, errors = await _peek(asked, LISTED_BYTES if sees else 0)
+    rows, nexts, errors = await _peek(inputs, LISTED_BYTES if sees else 0)
     return {
         "peeked": [
-            (url, each, body_text(each.body, each.body_bytes, _form(asked), LISTED_BYTES))
+            (url, each, body_text(each.body, each.body_bytes, _form(inputs), LISTED_BYTES))
             for url, each in rows
         ],
         "nexts": nexts,
@@ -183,55 +178,38 @@ async def _peeked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
 
 
 async def _peek(
-    asked: Asked, body_bytes: int
+    inputs: Inputs, body_bytes: int
 ) -> tuple[list[tuple[str, PeekedMessage]], list[tuple[str, Mapping[str, Any]]], list[str]]:
     """Return unfinished messages with their brokers, where each broker continues, and errors."""
-    state = asked.text("state")
+    state = inputs.text("state")
     if state and state not in STATES:
         raise ActionRefused(f"state: {state[:40]!r} is none of {', '.join(STATES)}")
-    topic, channel = asked.name("topic"), asked.name("channel")
-    known = asked.view.topics.get(topic)
-    urls = [asked.broker] if asked.broker else sorted(known.nodes if known else asked.view.brokers)
-    rows: list[tuple[str, PeekedMessage]] = []
-    nexts, errors, missing = [], [], []
-    ends_s = time.monotonic() + MAX_S
-    for url in urls:
-        count = 0
-        pages = asked.site.admin.at(url).channels.peek_pages(
+    topic, channel = inputs.name("topic"), inputs.name("channel")
+    pages, errors = await inputs.first_pages(
+        inputs.urls(topic),
+        lambda admin: admin.channels.peek_pages(
             topic,
             channel,
             states=[state] if state else (),
             limit=MAX_FOUND,
             max_body_bytes=body_bytes,
-            start=asked.start,
-        )
-        try:
-            async with aclosing(pages):
-                async for page in pages:
-                    rows += [(url, each) for each in page.items]
-                    count += len(page.items)
-                    if page.next and (count >= MAX_FOUND or time.monotonic() > ends_s):
-                        nexts.append((url, continued(page.next)))
-                        break
-        except AdminNotFound as error:
-            missing.append(error)
-        except AdminError as error:
-            errors.append(str(error))
-    if missing and len(missing) == len(urls):
-        raise missing[0]
-    return rows, nexts, errors
+            start=inputs.start,
+        ),
+        MAX_FOUND,
+    )
+    rows = [(page.broker, each) for page in pages for each in page.items]
+    return rows, [(page.broker, continued(page.next)) for page in pages if page.next], errors
 
 
 async def export(request: web.Request) -> web.StreamResponse:
     """``/messages/export``: what the page with the same query shows, as JSON lines."""
     check_may_download(request)
-    site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    where = {"topic": asked.name("topic"), "channel": asked.name("channel", optional=True)}
+    inputs = await inputs_of(request)
+    where = {"topic": inputs.name("topic"), "channel": inputs.name("channel", optional=True)}
     if where["channel"]:
-        rows = (await _peek(asked, _EXPORTED_BODY))[0]
+        rows = (await _peek(inputs, _EXPORTED_BODY))[0]
         return await send_lines(request, "messages", _peeked_lines(rows), **where)
-    look = await _look(request, asked)
+    look = await _look(request, inputs)
     return await send_lines(request, "messages", _lines(where["topic"], look), **where)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from martlet.admin.actions import ActionRefused
+from martlet.admin.inputs import ActionRefused
 from martlet.client.admin import Admin, AdminError, LogMessage, LogQueue
 from martlet.durations import MILLISECOND_NS
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import time
 
 from martlet.admin import shown
-from martlet.admin.actions import ActionRefused
-from martlet.admin.asked import Asked
-from martlet.admin.operations import Preview, PreviewedChange, with_failures
+from martlet.admin.actions import Action, Preview, with_failures
+from martlet.admin.inputs import ActionRefused, Inputs
 from martlet.admin.undos import Undo
 from martlet.plural import counted
 
 
-def _undo(asked: Asked) -> Undo:
-    found = asked.site.undos.get(asked.number("undo"))
+def _undo(inputs: Inputs) -> Undo:
+    found = inputs.site.undos.get(inputs.number("undo"))
     if found is None or (found.topic, found.channel) != (
-        asked.name("topic"),
-        asked.name("channel"),
+        inputs.name("topic"),
+        inputs.name("channel"),
     ):
         raise ActionRefused("that was undone already, or too much was emptied since")
     return found
 
 
-async def _preview(asked: Asked) -> Preview:
-    undo = _undo(asked)
+async def _preview(inputs: Inputs) -> Preview:
+    undo = _undo(inputs)
     some = counted(undo.message_count, "message", form=",")
     lines = [
         f"They were emptied {shown.ago(undo.at_s)}. Consumers get them again, and with them what"
@@ -38,12 +37,12 @@ async def _preview(asked: Asked) -> Preview:
     )
 
 
-async def _restore(asked: Asked) -> str:
-    undo = _undo(asked)
-    undos, left = asked.site.undos, set(undo.emptied)
+async def _restore(inputs: Inputs) -> str:
+    undo = _undo(inputs)
+    undos, left = inputs.site.undos, set(undo.emptied)
     undos.remove(undo)
     try:
-        answers = await asked.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
+        answers = await inputs.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
         left = set(answers.failures)
     finally:
         undos.keep(undo, left)
@@ -56,4 +55,4 @@ async def _restore(asked: Asked) -> str:
     )
 
 
-OPERATIONS = {"restore_channel": PreviewedChange(_preview, _restore)}
+ACTIONS = {"restore_channel": Action(_preview, _restore)}

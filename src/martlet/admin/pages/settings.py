@@ -8,9 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused, Place
-from martlet.admin.asked import Asked
-from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
+from martlet.admin.actions import Action, Preview, silent, subject, with_failures
+from martlet.admin.inputs import ActionRefused, Inputs, inputs_of
 from martlet.admin.site import SITE
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.broker.policy_words import read, written
@@ -47,9 +46,9 @@ class Setting:
 async def settings(request: web.Request) -> web.StreamResponse:
     """``/settings``: of a topic, or of its channel."""
     site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
-    topic, channel = asked.name("topic"), asked.name("channel", optional=True)
-    answers = await asked.admin.topics.describe(topic)
+    inputs = await inputs_of(request)
+    topic, channel = inputs.name("topic"), inputs.name("channel", optional=True)
+    answers = await inputs.admin.topics.describe(topic)
     policies = {url: _policy(each, channel) for url, each in answers.values.items()}
     known = {url: policy for url, policy in policies.items() if policy is not None}
     kind: Policy = ChannelPolicy() if channel else TopicPolicy()
@@ -94,13 +93,13 @@ def _settings(kind: Policy, policies: Mapping[str, Mapping[str, Any]]) -> list[S
     return found
 
 
-def _changes(asked: Asked) -> dict[str, object]:
+def _changes(inputs: Inputs) -> dict[str, object]:
     """Return the fields of the policy that a form changes, as a call takes them."""
-    kind: Policy = ChannelPolicy() if asked.text("channel") else TopicPolicy()
+    kind: Policy = ChannelPolicy() if inputs.text("channel") else TopicPolicy()
     words = []
     for each in kind.settable():
-        wanted = asked.text(each.name)
-        if each.name in asked.fields and wanted != asked.text(f"was_{each.name}"):
+        wanted = inputs.text(each.name)
+        if each.name in inputs.fields and wanted != inputs.text(f"was_{each.name}"):
             words.append(f"{each.name}={wanted or 'default'}")
     try:
         return read(kind, words)
@@ -108,32 +107,32 @@ def _changes(asked: Asked) -> dict[str, object]:
         raise ActionRefused(str(error)) from None
 
 
-def _subject(asked: Asked) -> str:
-    return Place(asked.name("topic"), asked.name("channel", optional=True)).subject
+def _subject(inputs: Inputs) -> str:
+    return subject(inputs.name("topic"), inputs.name("channel", optional=True))
 
 
-async def _preview_configure(asked: Asked) -> Preview:
-    changes = _changes(asked)
-    where = asked.broker.partition("://")[2] or "all brokers with the topic"
+async def _preview_configure(inputs: Inputs) -> Preview:
+    changes = _changes(inputs)
+    where = inputs.broker.partition("://")[2] or "all brokers with the topic"
     lines = [
-        f"{name}: {asked.text(f'was_{name}') or 'default'} becomes"
+        f"{name}: {inputs.text(f'was_{name}') or 'default'} becomes"
         f" {'default' if value is None else written(value)}."
         for name, value in changes.items()
     ]
     return Preview(
-        title=f"Change settings of {_subject(asked)}",
+        title=f"Change settings of {_subject(inputs)}",
         button=f"Change {counted(len(changes), 'setting')} at {where}",
         lines=[*lines, "They apply at once, and after a restart."] if lines else [],
         is_possible=bool(changes),
     )
 
 
-async def _configure(asked: Asked) -> str:
-    changes: Any = _changes(asked)
+async def _configure(inputs: Inputs) -> str:
+    changes: Any = _changes(inputs)
     if not changes:
         raise ActionRefused("nothing was changed")
-    topic, channel = asked.name("topic"), asked.name("channel", optional=True)
-    admin = asked.admin
+    topic, channel = inputs.name("topic"), inputs.name("channel", optional=True)
+    admin = inputs.admin
     answers = await (
         admin.channels.configure(topic, channel, **changes)
         if channel
@@ -142,15 +141,15 @@ async def _configure(asked: Asked) -> str:
     names = ", ".join(changes)
     count = counted(len(answers.values), "broker")
     verb = "was" if len(changes) == 1 else "were"
-    return with_failures(f"{names} of {_subject(asked)} {verb} changed at {count}", answers)
+    return with_failures(f"{names} of {_subject(inputs)} {verb} changed at {count}", answers)
 
 
 # queues
 
 
-async def _preview_queues(asked: Asked) -> Preview:
-    topic, wanted = asked.name("topic"), _queues(asked)
-    answers = await asked.admin.topics.describe(topic)
+async def _preview_queues(inputs: Inputs) -> Preview:
+    topic, wanted = inputs.name("topic"), _queues(inputs)
+    answers = await inputs.admin.topics.describe(topic)
     lines = [
         f"{url.partition('://')[2]} has {counted(len(each.queues), 'queue')} now."
         for url, each in sorted(answers.values.items())
@@ -165,18 +164,18 @@ async def _preview_queues(asked: Asked) -> Preview:
     )
 
 
-def _queues(asked: Asked) -> int:
-    wanted = asked.number("queues")
+def _queues(inputs: Inputs) -> int:
+    wanted = inputs.number("queues")
     if not 1 <= wanted <= MAX_QUEUES:
         raise ActionRefused(f"a topic has from 1 to {MAX_QUEUES} queues, and not {wanted}")
     return wanted
 
 
-async def _add_queues(asked: Asked) -> str:
-    topic, wanted = asked.name("topic"), _queues(asked)
-    having = (await asked.admin.topics.describe(topic)).values
+async def _add_queues(inputs: Inputs) -> str:
+    topic, wanted = inputs.name("topic"), _queues(inputs)
+    having = (await inputs.admin.topics.describe(topic)).values
     # Others do not get the topic.
-    answers = await asked.site.admin.at(*having).topics.create(topic, wanted)
+    answers = await inputs.site.admin.at(*having).topics.create(topic, wanted)
     count = counted(len(answers.values), "broker")
     return with_failures(f"Topic {topic} has {counted(wanted, 'queue')} at {count}", answers)
 
@@ -202,13 +201,13 @@ class ReplayFrom:
     is_gone: bool = False
 
 
-async def _places(asked: Asked) -> tuple[list[ReplayFrom], list[str]]:
+async def _places(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
     """Return where a replay would begin, and what went wrong."""
-    topic, to = asked.name("topic"), asked.text("to")
+    topic, to = inputs.name("topic"), inputs.text("to")
     if to not in _TO:
         raise ActionRefused("say where to: the first message, a time or an offset")
-    answers = await asked.admin.topics.describe(topic)
-    wanted = asked.number("queue") if asked.text("queue") else None
+    answers = await inputs.admin.topics.describe(topic)
+    wanted = inputs.number("queue") if inputs.text("queue") else None
     places = []
     for url, described in sorted(answers.values.items()):
         for each in described.queues:
@@ -216,12 +215,12 @@ async def _places(asked: Asked) -> tuple[list[ReplayFrom], list[str]]:
                 continue
             offset, is_gone = each.start_offset, False
             if to == "time":
-                time_ms = asked.time_ns("time") // 1_000_000
-                admin = asked.site.admin.at(url)
+                time_ms = inputs.time_ns("time") // 1_000_000
+                admin = inputs.site.admin.at(url)
                 found = await admin.messages.offset_at(topic, time_ms, queue=each.queue)
                 offset, is_gone = found.values[url].offset, found.values[url].is_gone
             elif to == "offset":
-                offset = asked.number("offset")
+                offset = inputs.number("offset")
                 is_gone = not each.start_offset <= offset <= each.end_offset
             places.append(ReplayFrom(url, each.queue, offset, each.end_offset, is_gone))
     if to == "offset" and len(places) > 1:
@@ -232,9 +231,9 @@ async def _places(asked: Asked) -> tuple[list[ReplayFrom], list[str]]:
     return places, silent(answers)
 
 
-async def _preview_replay(asked: Asked) -> Preview:
-    topic, channel = asked.name("topic"), asked.name("channel")
-    places, errors = await _places(asked)
+async def _preview_replay(inputs: Inputs) -> Preview:
+    topic, channel = inputs.name("topic"), inputs.name("channel")
+    places, errors = await _places(inputs)
     rows = [
         f"Queue {each.queue} at {each.broker.partition('://')[2]}: "
         + (
@@ -255,41 +254,41 @@ async def _preview_replay(asked: Asked) -> Preview:
     if any(each.is_gone for each in places):
         lines.append("Choose a later place: what is no longer stored cannot be delivered.")
     fields = {}
-    if asked.text("to") == "time":
-        fields["time"] = f"{asked.time_ns('time') / 1e9:.3f}"
+    if inputs.text("to") == "time":
+        fields["time"] = f"{inputs.time_ns('time') / 1e9:.3f}"
     count = sum(each.end_offset - each.offset for each in places if not each.is_gone)
     some = counted(count, "message", form=",")
     return Preview(
         title=f"Replay channel {channel} of {topic}",
-        button=f"Deliver {some} to {channel}" + ("" if asked.text("new") else " again"),
+        button=f"Deliver {some} to {channel}" + ("" if inputs.text("new") else " again"),
         lines=[*lines, *errors],
         fields=fields,
         is_possible=bool(places) and not any(each.is_gone for each in places),
     )
 
 
-async def _replay(asked: Asked) -> str:
-    topic, channel, to = asked.name("topic"), asked.name("channel"), asked.text("to")
-    places, _ = await _places(asked)
+async def _replay(inputs: Inputs) -> str:
+    topic, channel, to = inputs.name("topic"), inputs.name("channel"), inputs.text("to")
+    places, _ = await _places(inputs)
     if not places:
         raise ActionRefused("there is no such queue")
-    queue = asked.number("queue") if asked.text("queue") else None
-    admin = asked.site.admin.at(places[0].broker) if to == "offset" else asked.admin
+    queue = inputs.number("queue") if inputs.text("queue") else None
+    admin = inputs.site.admin.at(places[0].broker) if to == "offset" else inputs.admin
     answers: Answers[ReplayResult] = await admin.channels.replay(
         topic,
         channel,
         beginning=to == "beginning",
-        to_time_ns=asked.time_ns("time") if to == "time" else None,
-        to_offset=asked.number("offset") if to == "offset" else None,
+        to_time_ns=inputs.time_ns("time") if to == "time" else None,
+        to_offset=inputs.number("offset") if to == "offset" else None,
         queue=places[0].queue if to == "offset" else queue,
-        new_channel=bool(asked.text("new")),
+        new_channel=bool(inputs.text("new")),
     )
     some = counted(answers.total(lambda each: each.message_count), "message", form=",")
     return with_failures(f"{some} of {topic} are delivered to channel {channel}", answers)
 
 
-OPERATIONS = {
-    "configure": PreviewedChange(_preview_configure, _configure),
-    "add_queues": PreviewedChange(_preview_queues, _add_queues),
-    "replay_channel": PreviewedChange(_preview_replay, _replay),
+ACTIONS = {
+    "configure": Action(_preview_configure, _configure),
+    "add_queues": Action(_preview_queues, _add_queues),
+    "replay_channel": Action(_preview_replay, _replay),
 }

@@ -6,9 +6,9 @@ from functools import partial
 
 from aiohttp import web
 
-from martlet.admin.asked import Asked
+from martlet.admin.actions import Action, Preview, with_failures
 from martlet.admin.guard import user_of
-from martlet.admin.operations import Preview, PreviewedChange, with_failures
+from martlet.admin.inputs import Inputs, inputs_of
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.site import SITE
 from martlet.client.admin import AdminNotFound, TransactionAdmin
@@ -54,15 +54,15 @@ async def overview(request: web.Request) -> web.StreamResponse:
 async def transaction(request: web.Request) -> web.StreamResponse:
     """``/transactions/ID``"""
     site = request.app[SITE]
-    asked = Asked(site, await site.collector.fresh(), request.query)
+    inputs = await inputs_of(request)
     sees = user_of(request).sees_bodies
-    shown = asked.request(
+    shown = inputs.request(
         ShowTransaction,
         id=request.match_info["id"],
         limit=_MAX_SHOWN,
         max_body_bytes=LISTED_BYTES if sees else 0,
     )
-    found = await TransactionAdmin.show.run(asked.admin.http, shown)
+    found = await TransactionAdmin.show.run(inputs.admin.http, shown)
     ((url, described),) = list(found.values.items())[:1]
     return site.page(
         request,
@@ -81,11 +81,11 @@ async def transaction(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def _preview(asked: Asked, how: str) -> Preview:
-    request = asked.request(ShowTransaction, limit=_MAX_COUNTED, max_body_bytes=0)
+async def _preview(inputs: Inputs, how: str) -> Preview:
+    request = inputs.request(ShowTransaction, limit=_MAX_COUNTED, max_body_bytes=0)
     title = f"{_verb(how)} transaction {request.id}"
     try:
-        answers = await TransactionAdmin.show.run(asked.admin.http, request)
+        answers = await TransactionAdmin.show.run(inputs.admin.http, request)
         ((url, found),) = list(answers.values.items())[:1]
     except AdminNotFound as error:
         return Preview(title=title, button="", lines=[error.why], is_possible=False)
@@ -113,15 +113,15 @@ def _verb(how: str) -> str:
     return "Commit" if how == "commit" else "Roll back"
 
 
-async def _do(asked: Asked, how: str) -> str:
-    request = asked.request(CommitTransaction if how == "commit" else EndTransaction)
+async def _do(inputs: Inputs, how: str) -> str:
+    request = inputs.request(CommitTransaction if how == "commit" else EndTransaction)
     end = TransactionAdmin.commit if how == "commit" else TransactionAdmin.rollback
-    answers = await end.run(asked.admin.http, request)
+    answers = await end.run(inputs.admin.http, request)
     (outcome,) = list(answers.values.values())[:1]
     return with_failures(f"Transaction {request.id} is {outcome.state}", answers)
 
 
-OPERATIONS = {
-    f"{how}_transaction": PreviewedChange(partial(_preview, how=how), partial(_do, how=how))
+ACTIONS = {
+    f"{how}_transaction": Action(partial(_preview, how=how), partial(_do, how=how))
     for how in ("commit", "rollback")
 }

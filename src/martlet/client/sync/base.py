@@ -87,7 +87,7 @@ def awaited(
     return method
 
 
-class Asked(Generic[T]):
+class LoopProperty(Generic[T]):
     """Make a property that reads the asyncio consumer's of the same name in the event loop.
 
     Args:

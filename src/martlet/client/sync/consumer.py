@@ -14,7 +14,7 @@ from martlet.client.consumer import consumer as asynchronous
 from martlet.client.consumer.message import Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
 from martlet.client.sync.acks import PostedAnswers, posted
-from martlet.client.sync.base import Asked, SyncConsumerBase, called, next_of
+from martlet.client.sync.base import LoopProperty, SyncConsumerBase, called, next_of
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.handlers import Handlers
 from martlet.client.sync.loop_thread import LoopThread
@@ -142,9 +142,9 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
     resume = called(asynchronous.Consumer.resume)
     change_rate = called(asynchronous.Consumer.change_rate)
     change_max_in_flight = called(asynchronous.Consumer.change_max_in_flight)
-    counts = Asked[Counts](asynchronous.Consumer.counts)
-    stats = Asked[ConsumerStats](asynchronous.Consumer.stats)
-    connected_count = Asked[int](asynchronous.Consumer.connected_count)
+    counts = LoopProperty[Counts](asynchronous.Consumer.counts)
+    stats = LoopProperty[ConsumerStats](asynchronous.Consumer.stats)
+    connected_count = LoopProperty[int](asynchronous.Consumer.connected_count)
 
     def _before_close(self) -> None:
         self.stop()

@@ -18,7 +18,7 @@ from martlet.client.group.iteration import HandedT, Iteration
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.stats import PullStats
-from martlet.client.sync.base import Asked, SyncConsumerBase, awaited, called, next_of
+from martlet.client.sync.base import LoopProperty, SyncConsumerBase, awaited, called, next_of
 from martlet.client.sync.group_batch import PulledBatch, posted
 from martlet.client.sync.handlers import workers_here
 from martlet.client.sync.loop_thread import LoopThread
@@ -116,11 +116,11 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
     commit = awaited(PullConsumerBase.commit)
     change_rate = called(PullConsumerBase.change_rate)
     stop = called(PullConsumerBase.stop)
-    assignment = Asked[tuple[QueueId, ...]](PullConsumerBase.assignment)
-    tally = Asked[PullCounts](PullConsumerBase.tally)
-    stats = Asked[PullStats](PullConsumerBase.stats)
-    is_starved = Asked[bool](PullConsumerBase.is_starved)
-    connected_count = Asked[int](PullConsumerBase.connected_count)
+    assignment = LoopProperty[tuple[QueueId, ...]](PullConsumerBase.assignment)
+    tally = LoopProperty[PullCounts](PullConsumerBase.tally)
+    stats = LoopProperty[PullStats](PullConsumerBase.stats)
+    is_starved = LoopProperty[bool](PullConsumerBase.is_starved)
+    connected_count = LoopProperty[int](PullConsumerBase.connected_count)
 
 
 class PullConsumer(SyncPullBase):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from aiohttp import web
 from msgspec import inspect
 from msgspec.structs import FieldInfo
 from multidict import MultiMapping
 
-from martlet.admin.actions import ActionRefused
 from martlet.admin.cluster import ClusterView
-from martlet.admin.site import Site
-from martlet.client.admin import Admin, Position
+from martlet.admin.site import SITE, Site
+from martlet.client.admin import Admin, AdminError, AdminNotFound, AnswerPage, Position
 from martlet.durations import MILLISECOND_NS
 from martlet.names import ID_RULE, NAME_RULE, is_message_id, is_valid_name
 from martlet.options.checks import parse_time
@@ -27,26 +29,35 @@ from martlet.schema.operation import RequestT
 from martlet.schema.read import Refusal, fields_of, is_position, read_request, type_of
 
 Form = MultiMapping[str]
+T = TypeVar("T")
 MAX_CHOSEN = 500
-"""The maximum of ids in one form."""
+"""The maximum of topics or messages in one form."""
+_MAX_S = 5.0
+"""The time for the pages of a list."""
 _MAX_NUMBER = (1 << 63) - 1
 _MAX_DIGITS = 19
 _DATE = re.compile(r"\d{4}-")
 
 
+class ActionRefused(Exception):
+    """The fields of a form are wrong; the text says how."""
+
+
 @dataclass(frozen=True)
-class Asked:
-    """What a request asks for. Each method raises ActionRefused where a field is wrong.
+class Inputs:
+    """What a user gave. Each method raises ActionRefused where a field is wrong.
 
     Attributes:
         site: of the page.
         view: the brokers that there are.
         fields: of the form or the address.
+        user: the name of who acts.
     """
 
     site: Site
     view: ClusterView
     fields: Form
+    user: str = ""
 
     def text(self, name: str) -> str:
         """Return a field without spaces around it; empty where it is missing."""
@@ -173,12 +184,68 @@ class Asked:
         if not text:
             return None
         try:
-            place = json.loads(text)
+            where = json.loads(text)
         except (ValueError, RecursionError):
-            place = None
-        if not self.broker or not isinstance(place, dict):
+            where = None
+        if not self.broker or not isinstance(where, dict):
             raise ActionRefused("the list does not continue there: begin again without 'on'")
-        return Position(self.broker, place)
+        return Position(self.broker, where)
+
+    def urls(self, topic: str) -> list[str]:
+        """Return the only broker, or those that have a topic; all where that is not known."""
+        if self.broker:
+            return [self.broker]
+        known = self.view.topics.get(topic)
+        return sorted(known.nodes if known else self.view.brokers)
+
+    async def first_pages(
+        self,
+        urls: Iterable[str],
+        read: Callable[[Admin], AsyncGenerator[AnswerPage[T], None]],
+        max_rows: int,
+        *,
+        may_lack: bool = False,
+    ) -> tuple[list[AnswerPage[T]], list[str]]:
+        """Return the beginning of a list of each broker, and what went wrong.
+
+        Args:
+            urls: of the brokers.
+            read: asks one for its pages, which may hold few rows.
+            max_rows: the number of rows of each broker from which on no more pages are read.
+            may_lack: whether all brokers may lack what is listed.
+
+        Raises:
+            AdminError: no broker answered.
+        """
+
+        async def first(url: str) -> AnswerPage[T] | AdminError:
+            items: tuple[T, ...] = ()
+            count = None
+            try:
+                async with aclosing(read(self.site.admin.at(url))) as pages:
+                    async for page in pages:
+                        items += page.items
+                        count = page.count if count is None else count
+                        if len(items) >= max_rows or time.monotonic() > ends_s:
+                            return AnswerPage(broker=url, items=items, next=page.next, count=count)
+            except AdminError as error:
+                return error
+            return AnswerPage(broker=url, items=items, count=count)
+
+        ends_s = time.monotonic() + _MAX_S
+        answers = await asyncio.gather(*map(first, urls))
+        errors = [each for each in answers if isinstance(each, AdminError)]
+        serious = [each for each in errors if not isinstance(each, AdminNotFound)]
+        if errors and len(errors) == len(answers) and (serious or not may_lack):
+            raise (serious or errors)[0]
+        pages = [each for each in answers if isinstance(each, AnswerPage)]
+        return pages, list(map(str, serious))
+
+
+async def inputs_of(request: web.Request) -> Inputs:
+    """Return what the address of a page says, with a fresh view of the brokers."""
+    site = request.app[SITE]
+    return Inputs(site, await site.collector.fresh(), request.query)
 
 
 def _spell(name: str, value: str | None) -> str:
