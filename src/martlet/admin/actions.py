@@ -55,9 +55,9 @@ class Action:
     """What can be done.
 
     Attributes:
-        preview: tells what it would do.
         do: does it, and returns a sentence about it.
         split: checks what was chosen, and returns the inputs of each part, done one by one.
+        is_confirmed: whether it is asked for first, and may want a name typed.
         counts: whether the preview counts messages of the view, which must be the newest.
         deletes: whether it deletes the topic or channel, so that its page is gone afterwards.
         is_in_place: whether each broker still has the same topics and channels afterwards.
@@ -66,6 +66,7 @@ class Action:
     preview: Callable[[Inputs], Awaitable[Preview]]
     do: Callable[[Inputs], Awaitable[str]]
     split: Callable[[Inputs], list[Inputs]] = lambda inputs: [inputs]
+    is_confirmed: bool = True
     counts: bool = False
     deletes: bool = False
     is_in_place: bool = False
@@ -136,7 +137,6 @@ class TopicChange:
     Attributes:
         verb: on buttons, such as ``Empty``.
         done: the sentence afterwards, such as ``{subject} was emptied``.
-        do: does it.
         of_channel: whether it changes a channel; None if it does where one is named.
         destroys: whether it removes messages; their number is shown before.
         deletes: whether it removes the topic or channel too; its name must be typed.
@@ -162,7 +162,13 @@ class TopicChange:
     def action(self) -> Action:
         """Return it as an action."""
         return Action(
-            self._preview, self._do, self._split, self.destroys, self.deletes, self.is_in_place
+            self._preview,
+            self._do,
+            self._split,
+            is_confirmed=self.destroys or self.of_broker,
+            counts=self.destroys,
+            deletes=self.deletes,
+            is_in_place=self.is_in_place,
         )
 
     def _split(self, inputs: Inputs) -> list[Inputs]:

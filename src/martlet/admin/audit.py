@@ -68,7 +68,6 @@ class AuditEntry:
         timestamp: in seconds since 1970.
         user: who did it; empty for an anonymous user.
         remote_ip, user_agent: the client's.
-        url: of the request.
         via: the name of this machine.
         result: ``done``, ``refused`` or ``failed``.
         detail: why, or what came of it.

@@ -29,7 +29,6 @@ class ChannelTotals:
     """A channel of all brokers.
 
     Attributes:
-        topic, channel: its names.
         counts: the sums over the brokers.
         is_paused: whether its delivery is paused, at any broker.
         kind: ``shared``, ``offsets`` of a group, or ``follower``.
@@ -65,12 +64,9 @@ class TopicTotals:
     """A topic of all brokers.
 
     Attributes:
-        topic: its name.
         depth: messages that no channel has received.
-        message_count: messages published so far.
         is_paused: whether it is paused, at any broker.
         in_per_s, out_per_s: messages a second published, and finished by all channels.
-        channels: by name.
         nodes: the topic of each broker, by URL.
     """
 
@@ -128,10 +124,8 @@ class BrokerView:
     """A broker.
 
     Attributes:
-        url: its HTTP address.
         stats: its counts; of the last answer, where it does not answer now.
         error: why it does not answer; empty while it does.
-        in_per_s, out_per_s: messages a second.
         missing_since_s: when it was first seen not to answer, by the monotonic clock; 0 while it
             does.
     """
@@ -168,8 +162,6 @@ class ClusterView:
 
     Attributes:
         at_s: when they were asked, by the monotonic clock.
-        brokers: by URL.
-        topics: by name.
         error: why no broker is known at all; empty while one is.
         took_s: how long the answers took.
         asked: what pages asked brokers beyond the counts, so that all tabs share the answers.

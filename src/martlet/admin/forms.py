@@ -77,11 +77,12 @@ async def act(request: web.Request) -> web.StreamResponse:
         view = await site.collector.look_now()
     inputs = Inputs(site, view, form, user_of(request).name)
     parts = action.split(inputs)
-    preview, typed = await action.preview(inputs), inputs.text("typed")
-    if preview.typed and typed != preview.typed:
-        raise ActionRefused(
-            f"{preview.button}: type {preview.typed!r} to confirm, and not {typed!r}"
-        )
+    if action.is_confirmed:
+        preview, typed = await action.preview(inputs), inputs.text("typed")
+        if preview.typed and typed != preview.typed:
+            raise ActionRefused(
+                f"{preview.button}: type {preview.typed!r} to confirm, and not {typed!r}"
+            )
     text = await perform(request, name, action, parts)
     site.collector.look_later(is_in_place=action.is_in_place)
     back = _back(site, form.get("back", ""))
@@ -131,7 +132,7 @@ def _page_of(inputs: Inputs) -> str:
 
 def _back(site: Site, wanted: str) -> str:
     """Return the page to go back to: one of this site's, whatever a form says."""
-    own = site.url("/")
+    own = f"{site.prefix}/"
     try:
         parts = urlsplit(wanted)
     except ValueError:

@@ -48,8 +48,6 @@ class Inputs:
     """What a user gave. Each method raises ActionRefused where a field is wrong.
 
     Attributes:
-        site: of the page.
-        view: the brokers that there are.
         fields: of the form or the address.
         user: the name of who acts.
     """

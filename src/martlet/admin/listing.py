@@ -17,7 +17,6 @@ class Column(Generic[T]):
 
     Attributes:
         name: in the address.
-        title: its heading.
         value: by which it is sorted.
         help: what it means, shown over its heading.
     """
@@ -33,13 +32,10 @@ class TablePage(Generic[T]):
     """The rows of one page of a table.
 
     Attributes:
-        rows: those shown.
-        columns: of the table.
         sort: the name of the column, with ``-`` before it for the greatest first.
         page: the number of the page, from 1.
         pages: how many there are.
         total, found: how many rows there are, and how many the filter leaves.
-        text: the filter.
         all_found: the rows of all pages.
     """
 

@@ -180,7 +180,6 @@ class _NamedChannel:
     Attributes:
         consumers: those of all brokers.
         latency: of their finishes; None where no broker says.
-        error: what went wrong.
     """
 
     consumers: list[ConnectedConsumer] = field(default_factory=list)
@@ -328,3 +327,16 @@ async def data(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         [history.times_s(), *(history.series(key, field) for field in ("in", "out", "depth"))]
     )
+
+
+async def lookup(request: web.Request) -> web.StreamResponse:
+    """``/lookup``"""
+    site = request.app[SITE]
+    inactive: dict[str, list[str]] = {}
+    error = ""
+    if site.options.lookupd_http_addresses:
+        try:
+            inactive = await site.admin.lookup.inactive_topics()
+        except AdminError as failed:
+            error = str(failed)
+    return site.page(request, "lookup.html", {"inactive": inactive, "error": error})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
+import mimetypes
 import socket
 import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import ETag, web
 
 from martlet.addresses import shown_name
-from martlet.admin import forms, lookup_page, overview, static_files
+from martlet.admin import forms, overview
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
 from martlet.admin.guard import STRANGER, Guard, Handler, set_headers, user_of
@@ -42,7 +44,7 @@ _PAGES = {
     "/topics/{topic}/{channel}": overview.channel,
     "/nodes": overview.nodes,
     "/nodes/{node}": overview.node,
-    "/lookup": lookup_page.lookup,
+    "/lookup": overview.lookup,
     "/counter": overview.counter,
     "/audit": overview.audit,
     "/audit/export": overview.export_audit,
@@ -187,7 +189,7 @@ class AdminServer:
             app.router.add_route(method, prefix + path, handler)
         app.router.add_post(f"{prefix}/act", forms.act)
         app.router.add_get(f"{prefix}/ping", _ping)
-        app.router.add_get(f"{prefix}/static/{{name:.+}}", static_files.handler(STATIC))
+        app.router.add_get(f"{prefix}/static/{{name:.+}}", _static(STATIC))
         return app
 
 
@@ -197,6 +199,35 @@ def _knows_users(options: AdminOptions) -> bool:
 
 def _is_api(request: web.Request, options: AdminOptions) -> bool:
     return request.path.startswith((f"{options.prefix}/api/", f"{options.prefix}/config/"))
+
+
+def _static(folder: Path) -> Handler:
+    """Read all files of a folder, as a browser that leaves early must leave no file open; return
+    what answers ``{name}`` with one of them.
+    """
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    tags = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in files.items()}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in files:
+            raise web.HTTPNotFound
+        # A browser asks each time, and gets the file only where it has changed.
+        headers = {"Cache-Control": "no-cache"}
+        known = request.if_none_match or ()
+        if any(each.value == tags[name] for each in known):
+            response = web.Response(status=304, headers=headers)
+        else:
+            kind = mimetypes.guess_type(name)[0] or "text/plain"
+            response = web.Response(body=files[name], content_type=kind, headers=headers)
+        response.etag = ETag(tags[name])
+        return response
+
+    return answer
 
 
 async def _ping(_: web.Request) -> web.Response:

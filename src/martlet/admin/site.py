@@ -47,11 +47,7 @@ class Site:
     """The state of the process.
 
     Attributes:
-        options: of the command.
-        admin: the way to the brokers.
-        collector: asks them.
         audit: keeps what was done.
-        log: the destination of log lines.
         undos: what was emptied, and can be put back.
         streams: the tasks of the pages that are shown live, oldest first, each with the name and
             the place of its user.
@@ -67,6 +63,7 @@ class Site:
     templates: jinja2.Environment = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prefix = self.options.prefix
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("martlet.admin"),
             autoescape=True,
@@ -93,7 +90,7 @@ class Site:
 
             url("/topics", topic, channel, broker=url)
         """
-        address = self.options.prefix + path + "".join(f"/{quote(part, safe='')}" for part in parts)
+        address = self.prefix + path + "".join(f"/{quote(part, safe='')}" for part in parts)
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return address + (f"?{urlencode(given)}" if given else "")
 
@@ -142,7 +139,7 @@ class Site:
         return {
             "user": user_of(request),
             "options": self.options,
-            "path": request.rel_url.raw_path[len(self.options.prefix) :] or "/",
+            "path": request.rel_url.raw_path[len(self.prefix) :] or "/",
             "here": str(request.rel_url),
             "query": request.query,
             "view": self.collector.view,

@@ -19,7 +19,6 @@ class Undo:
 
     Attributes:
         number: names it in forms.
-        topic, channel: the names.
         user: who did it; empty for an anonymous user.
         at_s: when, in seconds since 1970.
         emptied: what brokers answered, by URL.

@@ -60,8 +60,6 @@ class User:
     """Who sent a request.
 
     Attributes:
-        name: empty for an anonymous user.
-        role: what the user may do.
         address: the client's, without the port.
         forged: the user that a header named which does not count; else empty.
         hides_bodies: whether bodies are hidden from all users.
@@ -100,6 +98,7 @@ class Users:
 
     def __init__(self, options: AdminOptions) -> None:
         self._options = options
+        self._is_loopback = options.is_loopback
         self._proxies = [ip_network(each, strict=False) for each in options.trusted_proxies]
         self._passwords = _read(options.htpasswd_file) if options.htpasswd_file else {}
         self._checked: dict[str, None] = {}
@@ -124,7 +123,7 @@ class Users:
             name = named
         else:
             name, forged = "", named
-        is_local = options.is_loopback and not any(each in headers for each in PROXIED)
+        is_local = self._is_loopback and not any(each in headers for each in PROXIED)
         return User(name, self._role(name, is_local), address, forged, not options.bodies)
 
     def _role(self, name: str, is_local: bool) -> Role:

@@ -56,7 +56,6 @@ class ApiError(Exception):
     """An answer other than 200.
 
     Attributes:
-        status: of HTTP.
         message: a word in capitals, perhaps with a text.
     """
 

@@ -55,7 +55,6 @@ class KnownProducer(NamedTuple):
 
     Attributes:
         url: where it is asked.
-        fields: its description.
     """
 
     url: str

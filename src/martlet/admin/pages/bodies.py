@@ -31,7 +31,6 @@ class BodyText:
         text: what is shown.
         form: one of `FORMS`.
         shown_bytes: how many bytes of the body that is.
-        total_bytes: the size of the body.
     """
 
     text: str

@@ -58,7 +58,6 @@ class LetterGroup:
         topic, channel: where they come from.
         reason: why they are dead.
         error: the latest error of each; empty where they are not grouped by it.
-        count: how many.
         tries: how often they were delivered, the least and the greatest; empty if unknown.
         first, latest: the one that died first, and last.
     """
@@ -96,8 +95,6 @@ class KeptLetters:
     """A dead-letter topic of all brokers, with the channels whose letters it has.
 
     Attributes:
-        name: of the topic.
-        count: its dead letters.
         grouped: how many of those were read to group them.
         groups: by channel, reason and error, the largest first.
         errors: why some could not be read.

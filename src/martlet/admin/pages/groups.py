@@ -29,9 +29,7 @@ class GroupTotals:
     """A group of all brokers.
 
     Attributes:
-        topic, group: its names.
         kind: ``offsets`` or ``follower``.
-        members, queues, lag: the sums over the brokers.
         is_paused: whether it gets no messages at any broker.
     """
 

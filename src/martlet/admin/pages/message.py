@@ -35,7 +35,6 @@ class MessageFacts:
     """What a broker knows of a message.
 
     Attributes:
-        broker: its URL.
         topic: where the message is.
         stored: the message, if it can be read.
         traced: its history and its state in each channel; None where that is not known.

@@ -188,8 +188,6 @@ class ReplayFrom:
     """Where a replay begins in a queue.
 
     Attributes:
-        broker: the URL of the broker.
-        queue: its number.
         offset, end_offset: the first message that is delivered again, and the end of the queue.
         is_gone: whether it cannot be, since messages from there on are no longer stored.
     """

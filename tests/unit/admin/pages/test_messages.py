@@ -261,6 +261,13 @@ async def test_export_of_what_is_shown(page: Page, broker: Broker) -> None:
         assert all(key in row for row in rows)
 
 
+async def test_a_channel_of_which_no_broker_answers_is_not_exported_as_empty() -> None:
+    async with page_of(["127.0.0.1:1"]) as page:
+        for path in ("/messages/export", "/messages"):
+            html = await page.get(f"{path}?topic=orders&channel=work", 502)
+            assert "127.0.0.1:1" in html, path
+
+
 async def test_roles(broker: Broker) -> None:
     await send(broker, out(b"secret body", keys=["secret-key"]))
     found = ""
