@@ -4,15 +4,16 @@ So `martlet --help` answers at once, `martlet broker` never imports Spark, and a
 is not installed affects no other.
 """
 
+import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from martlet import __version__
 from martlet.cli import pipe
-from martlet.cli.garbage import not_collected
 from martlet.extras import how_to_install
 
 
@@ -246,6 +247,18 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         return 1
     code: int = module.main(arguments)
     return code
+
+
+@contextmanager
+def not_collected() -> Iterator[None]:
+    """Look for no garbage meanwhile: what imports and a start make stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _add_checkout(module: str) -> bool:

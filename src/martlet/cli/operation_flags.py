@@ -43,8 +43,6 @@ class FieldFlag(NamedTuple):
     """The flag of a field of a request.
 
     Attributes:
-        attribute: of the options.
-        name: on the command line.
         is_time: whether its value is the text of a time.
     """
 

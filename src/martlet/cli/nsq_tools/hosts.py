@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,6 @@ def status_option(description: str) -> Any:
     return option(250, description, limits=(0, 10**6))
 
 
-MODES = ("round-robin", "hostpool", "epsilon-greedy")
 FIRST_DELAY_S = 30.0
 MAX_DELAY_S = 900.0
 EPSILON = 0.1
@@ -65,7 +65,7 @@ class HostPool:
 
     Args:
         names: of the hosts.
-        mode: one of `MODES`.
+        mode: as ``--mode``, but not ``multicast``.
         clock: returns seconds.
         dice: the random numbers of epsilon-greedy.
     """
@@ -122,46 +122,8 @@ class HostPool:
 log = logging.getLogger(__name__)
 
 
-class Timing:
-    """Collect the times of requests.
-
-    Args:
-        every: the number of requests between log lines; 0 for never.
-        prefix: of log lines.
-    """
-
-    def __init__(self, every: int, prefix: str) -> None:
-        self._every = every
-        self._prefix = prefix
-        self._seconds: list[float] = []
-
-    def note(self, seconds: float, count: int = 1) -> None:
-        """Record the time of requests."""
-        if not self._every:
-            return
-        while count:
-            some = min(count, self._every - len(self._seconds))
-            self._seconds += [seconds] * some
-            count -= some
-            if len(self._seconds) == self._every:
-                self._log()
-
-    def _log(self) -> None:
-        times = sorted(self._seconds)
-        self._seconds.clear()
-        last = len(times) - 1
-        log.info(
-            "%s finished %d requests - 99th: %.2fms - 95th: %.2fms - avg: %.2fms",
-            self._prefix,
-            len(times),
-            1000 * times[round(0.99 * last)],
-            1000 * times[round(0.95 * last)],
-            1000 * sum(times) / len(times),
-        )
-
-
 class Timings:
-    """The times of several hosts, and of all together.
+    """The times of requests to several hosts, and of all together.
 
     Args:
         every: the number of requests between log lines; 0 for never.
@@ -169,14 +131,37 @@ class Timings:
     """
 
     def __init__(self, every: int, hosts: tuple[str, ...]) -> None:
-        alone = len(hosts) < 2
-        self._each = {host: Timing(0 if alone else every, f"[{host}]:") for host in hosts}
-        self._all = Timing(every, "[aggregate]:")
+        self._every = every
+        self._has_hosts = len(hosts) > 1
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+        """The times since the last log line, by what it is of."""
 
     def note_host(self, host: str, seconds: float, count: int = 1) -> None:
         """Record requests of one host."""
-        self._each[host].note(seconds, count)
+        if self._has_hosts:
+            self._note(host, seconds, count)
 
     def note(self, seconds: float, count: int = 1) -> None:
         """Record requests for the log line of all hosts."""
-        self._all.note(seconds, count)
+        self._note("aggregate", seconds, count)
+
+    def _note(self, of: str, seconds: float, count: int) -> None:
+        times = self._seconds[of]
+        while count and self._every:
+            some = min(count, self._every - len(times))
+            times += [seconds] * some
+            count -= some
+            if len(times) == self._every:
+                self._log(of, sorted(times))
+                times.clear()
+
+    def _log(self, of: str, times: Sequence[float]) -> None:
+        last = len(times) - 1
+        log.info(
+            "[%s]: finished %d requests - 99th: %.2fms - 95th: %.2fms - avg: %.2fms",
+            of,
+            len(times),
+            1000 * times[round(0.99 * last)],
+            1000 * times[round(0.95 * last)],
+            1000 * sum(times) / len(times),
+        )

@@ -30,7 +30,7 @@ from martlet.cli.nsq_tools.client_options import (
     producer_settings,
     without_effect,
 )
-from martlet.cli.nsq_tools.listeners import tcp_addresses
+from martlet.cli.nsq_tools.source import tcp_addresses
 from martlet.client import Producer
 from martlet.client.errors import ClientError
 from martlet.client.names import check_name

@@ -226,11 +226,7 @@ class Destination:
 
 
 class Relay(Pipe):
-    """Relay messages.
-
-    Raises:
-        ClientError: a broker or a destination refuses the client.
-    """
+    """Relay messages. Raises ClientError: they would go round in a circle."""
 
     max_messages = 2000
     is_concurrent = True

@@ -8,10 +8,15 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +28,7 @@ from martlet.cli.nsq_tools.client_options import (
     retry,
     without_effect,
 )
-from martlet.cli.nsq_tools.listeners import tcp_addresses
-from martlet.client import Batch, Consumer, SharedRate
+from martlet.client import Batch, ClientError, Consumer, SharedRate
 from martlet.client.consumer.rate import check_rate
 from martlet.options.addresses import (
     HOW_TO_NAME,
@@ -36,6 +40,8 @@ from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import LogOptions
 
+_INFO_TIMEOUT_S = 5.0
+_MAX_INFO_BYTES = 1 << 16
 _KEEPS = {"max_attempts": "a message comes again until it is finished"}
 
 
@@ -123,6 +129,43 @@ class LimitedSourceOptions(SourceOptions):
                 check_rate(self.rate, 0)
             except ValueError as error:
                 raise OptionError(str(error).replace("rate_per_s", "--rate")) from None
+
+
+def tcp_addresses(http_addresses: Iterable[str]) -> tuple[str, ...]:
+    """Ask brokers for the addresses of their TCP listeners.
+
+    Args:
+        http_addresses: of their HTTP listeners, as ``host:4151`` or URLs.
+
+    Raises:
+        ClientError: a broker does not answer, or what answers is no broker.
+    """
+    return tuple(map(_tcp_address, http_addresses))
+
+
+def _tcp_address(address: str) -> str:
+    url = address if "://" in address else f"http://{address}"
+    # A proxy of the environment is for other hosts than brokers.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url.rstrip('/')}/info", timeout=_INFO_TIMEOUT_S) as answer:
+            port = json.loads(answer.read(_MAX_INFO_BYTES))["tcp_port"]
+            if type(port) is not int or not 0 < port < 1 << 16:
+                raise ValueError(f"its TCP port is {port!r}")
+    except urllib.error.URLError as error:
+        reason = error.reason if isinstance(error.reason, str) else str(error.reason)
+        raise ClientError(f"--address={address}: {reason}") from None
+    except (
+        *(OSError, http.client.HTTPException),
+        *(ValueError, KeyError, TypeError, RecursionError),
+    ) as error:
+        raise ClientError(
+            f"--address={address} is not the HTTP address of a broker, such as 127.0.0.1:4151"
+            f" ({str(error) or type(error).__name__}); --nsqd-tcp-address takes that of its NSQ"
+            " protocol"
+        ) from None
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Pipe:

@@ -14,9 +14,8 @@ import signal
 from collections.abc import Sequence
 
 from martlet.cli import start
-from martlet.cli.garbage import not_collected
+from martlet.cli.main import not_collected
 from martlet.cli.servers import service
-from martlet.cli.servers.certificates import import_aiohttp
 from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
@@ -25,6 +24,8 @@ from martlet.replica.note import BadNote
 from martlet.server.observability.log_stream import replace_standard_streams
 
 log = logging.getLogger(start.ROOT)
+_CA_FILE = "SSL_CERT_FILE"
+"""Of OpenSSL: the file that a default TLS context reads."""
 
 _COLLECT_AFTER = 50_000
 """The number of new objects between garbage collections: a broker makes few cycles, and most of its
@@ -107,6 +108,27 @@ async def _serve_replica(options: BrokerOptions, stopping: asyncio.Event) -> Non
     service.notify(service.STOPPING)
     process.stop()
     await running
+
+
+def import_aiohttp() -> None:
+    """Import aiohttp, and have it read no CA certificates of the machine.
+
+    It makes two default TLS contexts when it is imported, and each would read all certificates:
+    together a fifth of a broker's start. A broker uses neither of them: where it connects by TLS,
+    it has a context of its own, and elsewhere it follows no redirects.
+
+    Not for a process of which a broker is only a part: it sets the environment meanwhile, and
+    others may use these contexts.
+    """
+    before = os.environ.get(_CA_FILE)
+    os.environ[_CA_FILE] = os.devnull
+    try:
+        import aiohttp  # noqa: F401
+    finally:
+        if before is None:
+            del os.environ[_CA_FILE]
+        else:
+            os.environ[_CA_FILE] = before
 
 
 def _started() -> None:
