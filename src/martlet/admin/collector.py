@@ -1,9 +1,9 @@
 """Asks brokers for their counts, once for all tabs.
 
 While a page is open brokers are asked every ``--poll-interval``, else every 15 s, for the history.
-Where an answer takes long the pause grows with it: looking must not cost a broker more than a tenth
-of its time. A broker that hangs is told soon, by a limit that is short where answers were quick so
-far, and does not count as one that is slow.
+Where an answer takes long the pause grows with it: polling must not cost a broker more than a tenth
+of its time. A hung broker is reported soon: its time limit follows the last answer times. It does
+not lengthen the interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IDLE_INTERVAL_S = 15.0
 _LIMIT_S = 2.5
 """The time that a broker has for an answer, where all answered in time before."""
 _SLOWER = 3
-"""It has so many times as long as the slowest answer of the look before took, if that is more."""
+"""The time limit, as a multiple of the slowest answer in the previous poll, if that is more."""
 _MAX_SHARE = 0.1
 """The part of the time that brokers may spend on answers."""
 

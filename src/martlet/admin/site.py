@@ -31,7 +31,7 @@ MAX_STREAMS = 200
 most is no longer live; those of anonymous users go first.
 """
 MAX_STREAMS_OF_ONE = 20
-"""That of one user at one place."""
+"""That of one user at one address or network."""
 _UNREAD_S = 30.0
 """A page that reads nothing for so long is no longer live, and makes room for another."""
 
@@ -50,7 +50,7 @@ class Site:
         audit: keeps what was done.
         undos: what was emptied, and can be put back.
         streams: the tasks of the pages that are shown live, oldest first, each with the name and
-            the place of its user.
+            the network of its user.
     """
 
     options: AdminOptions
@@ -154,7 +154,7 @@ class Site:
         context: Context,
     ) -> web.StreamResponse:
         user = user_of(request)
-        who = user.name, _place(user.address)
+        who = user.name, _network(user.address)
         self._make_room(who)
         response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM})
         found = self.templates.get_template(template)
@@ -206,7 +206,7 @@ class Site:
 SITE: web.AppKey[Site] = web.AppKey("site", Site)
 
 
-def _place(address: str) -> str:
+def _network(address: str) -> str:
     """Return where a client is: its address, or its network, where a machine has many addresses.
 
     These are the /64 of IPv6, and this machine's own.

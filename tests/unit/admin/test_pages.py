@@ -250,7 +250,7 @@ async def test_who_has_many_addresses_takes_none_of_a_user(
 
 
 @pytest.mark.parametrize(
-    ("address", "place"),
+    ("address", "network"),
     [
         ("127.0.0.1", "localhost"),
         ("127.8.9.10", "localhost"),
@@ -265,8 +265,8 @@ async def test_who_has_many_addresses_takes_none_of_a_user(
         ("", ""),
     ],
 )
-def test_a_machine_with_many_addresses_is_at_one_place(address: str, place: str) -> None:
-    assert site_module._place(address) == place
+def test_a_machine_with_many_addresses_is_of_one_network(address: str, network: str) -> None:
+    assert site_module._network(address) == network
 
 
 async def test_a_live_page_that_is_not_read_makes_room(

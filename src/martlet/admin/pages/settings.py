@@ -199,14 +199,14 @@ class ReplayFrom:
     is_gone: bool = False
 
 
-async def _places(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
+async def _starts(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
     """Return where a replay would begin, and what went wrong."""
     topic, to = inputs.name("topic"), inputs.text("to")
     if to not in _TO:
         raise ActionRefused("say where to: the first message, a time or an offset")
     answers = await inputs.admin.topics.describe(topic)
     wanted = inputs.number("queue") if inputs.text("queue") else None
-    places = []
+    starts = []
     for url, described in sorted(answers.values.items()):
         for each in described.queues:
             if wanted not in (None, each.queue):
@@ -220,18 +220,18 @@ async def _places(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
             elif to == "offset":
                 offset = inputs.number("offset")
                 is_gone = not each.start_offset <= offset <= each.end_offset
-            places.append(ReplayFrom(url, each.queue, offset, each.end_offset, is_gone))
-    if to == "offset" and len(places) > 1:
+            starts.append(ReplayFrom(url, each.queue, offset, each.end_offset, is_gone))
+    if to == "offset" and len(starts) > 1:
         raise ActionRefused(
             "each queue of each broker has offsets of its own: choose one queue of one broker, or"
             " a time"
         )
-    return places, silent(answers)
+    return starts, silent(answers)
 
 
 async def _preview_replay(inputs: Inputs) -> Preview:
     topic, channel = inputs.name("topic"), inputs.name("channel")
-    places, errors = await _places(inputs)
+    starts, errors = await _starts(inputs)
     rows = [
         f"Queue {each.queue} at {each.broker.partition('://')[2]}: "
         + (
@@ -240,7 +240,7 @@ async def _preview_replay(inputs: Inputs) -> Preview:
             else f"{counted(each.end_offset - each.offset, 'message', form=',')} from offset"
             f" {each.offset:,} on."
         )
-        for each in places
+        for each in starts
     ]
     lines = rows[:_MAX_LINES]
     if len(rows) > len(lines):
@@ -249,36 +249,36 @@ async def _preview_replay(inputs: Inputs) -> Preview:
         "All messages from there on are delivered, finished or not, with attempts from 1; those in"
         " flight are taken from their consumers."
     )
-    if any(each.is_gone for each in places):
+    if any(each.is_gone for each in starts):
         lines.append("Choose a later place: what is no longer stored cannot be delivered.")
     fields = {}
     if inputs.text("to") == "time":
         fields["time"] = f"{inputs.time_ns('time') / 1e9:.3f}"
-    count = sum(each.end_offset - each.offset for each in places if not each.is_gone)
+    count = sum(each.end_offset - each.offset for each in starts if not each.is_gone)
     some = counted(count, "message", form=",")
     return Preview(
         title=f"Replay channel {channel} of {topic}",
         button=f"Deliver {some} to {channel}" + ("" if inputs.text("new") else " again"),
         lines=[*lines, *errors],
         fields=fields,
-        is_possible=bool(places) and not any(each.is_gone for each in places),
+        is_possible=bool(starts) and not any(each.is_gone for each in starts),
     )
 
 
 async def _replay(inputs: Inputs) -> str:
     topic, channel, to = inputs.name("topic"), inputs.name("channel"), inputs.text("to")
-    places, _ = await _places(inputs)
-    if not places:
+    starts, _ = await _starts(inputs)
+    if not starts:
         raise ActionRefused("there is no such queue")
     queue = inputs.number("queue") if inputs.text("queue") else None
-    admin = inputs.site.admin.at(places[0].broker) if to == "offset" else inputs.admin
+    admin = inputs.site.admin.at(starts[0].broker) if to == "offset" else inputs.admin
     answers: Answers[ReplayResult] = await admin.channels.replay(
         topic,
         channel,
         beginning=to == "beginning",
         to_time_ns=inputs.time_ns("time") if to == "time" else None,
         to_offset=inputs.number("offset") if to == "offset" else None,
-        queue=places[0].queue if to == "offset" else queue,
+        queue=starts[0].queue if to == "offset" else queue,
         new_channel=bool(inputs.text("new")),
     )
     some = counted(answers.total(lambda each: each.message_count), "message", form=",")
