@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import PullCounts
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.offset_tracker import OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.queues.ready_queues import ReadyQueues
+from martlet.client.group.settings import FlowLimits
+from martlet.client.group.stats import PullCounts
 from martlet.protocol.nsq.message_run import MessageRun
 
 BASE = (1 << 64) - 20

@@ -250,4 +250,4 @@ class Hooks:
         return handle
 
 
-NO_HOOKS = Hooks()
+NO_HOOKS: Hooks = Hooks()

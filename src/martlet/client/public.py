@@ -46,13 +46,11 @@ from martlet.client.group.assignment.plan import AllocationStrategy, RoomResolve
 from martlet.client.group.batch import PulledBatch
 from martlet.client.group.broadcast import BroadcastConsumer
 from martlet.client.group.consumer import PullConsumer
-from martlet.client.group.counters import PullCounts
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.offset_file import BadOffsetFile
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.group.settings import MembershipSettings, ProgressSettings
-from martlet.client.group.stats import PullStats, QueueStats
+from martlet.client.group.settings import FlowLimits, MembershipSettings, ProgressSettings
+from martlet.client.group.stats import PullCounts, PullStats, QueueStats
 from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.message import Outgoing

@@ -11,7 +11,7 @@ from tests.polling import until
 from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
-from martlet.client.consumer.handling.handed_out import HandedOut
+from martlet.client.consumer.handling.auto_touch import HandedOut
 
 
 async def test_unanswered_messages_are_given_back() -> None:

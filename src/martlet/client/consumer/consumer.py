@@ -15,10 +15,9 @@ from martlet.client.consumer.base import ConsumerBase
 from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.flow import Flow
-from martlet.client.consumer.handling.auto_touch import AutoTouch
+from martlet.client.consumer.handling.auto_touch import AutoTouch, HandedOut
 from martlet.client.consumer.handling.failure_policy import RETRY, FailurePolicy
 from martlet.client.consumer.handling.give_back import UnstartedReturner
-from martlet.client.consumer.handling.handed_out import HandedOut
 from martlet.client.consumer.handling.worker import Handler, Worker
 from martlet.client.consumer.handling.workers import WorkerPool
 from martlet.client.consumer.instrumented import instrument

@@ -14,9 +14,7 @@ from martlet.client.consumer.handling.workers import WorkerPool
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.errors import Closed
 from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import PullCounts
 from martlet.client.group.failures import RETRY, PullFailures, kept_by
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.iteration import Handed, Iteration
 from martlet.client.group.known_brokers import KnownBrokers
 from martlet.client.group.message import PulledMessage
@@ -25,9 +23,8 @@ from martlet.client.group.queues.queue_id import QueueId, find_place
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.rebalance_listener import RebalanceListener
 from martlet.client.group.session import PullSession, SessionSettings
-from martlet.client.group.settings import ProgressSettings
-from martlet.client.group.start_position import Start, check_start, time_ms
-from martlet.client.group.stats import PullStats
+from martlet.client.group.settings import FlowLimits, ProgressSettings, Start, check_start, time_ms
+from martlet.client.group.stats import PullCounts, PullStats
 from martlet.client.group.worker import PullHandler, PullWorker
 from martlet.client.settings import ConnectionSettings
 

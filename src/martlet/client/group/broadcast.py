@@ -10,9 +10,8 @@ from martlet.client.addresses import Addresses
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.broadcast_session import BroadcastProgress, BroadcastSession
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.offset_file import OffsetFile
-from martlet.client.group.settings import ProgressSettings, PullOptions
+from martlet.client.group.settings import FlowLimits, ProgressSettings, PullOptions
 from martlet.client.keywords import apply_options
 from martlet.client.settings import ConnectionSettings
 

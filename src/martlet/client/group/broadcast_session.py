@@ -21,7 +21,7 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.session import PullSession, SessionSettings
-from martlet.client.group.start_position import Start, time_ms
+from martlet.client.group.settings import Start, time_ms
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 

@@ -12,9 +12,13 @@ from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.group.assignment.planner import Planner
 from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.failures import MAX_ATTEMPTS
-from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.settings import MemberOptions, MembershipSettings, ProgressSettings
-from martlet.client.group.start_position import start_fields
+from martlet.client.group.settings import (
+    FlowLimits,
+    MemberOptions,
+    MembershipSettings,
+    ProgressSettings,
+    start_fields,
+)
 from martlet.client.keywords import apply_options
 from martlet.client.settings import ConnectionSettings
 

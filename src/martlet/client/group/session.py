@@ -21,8 +21,6 @@ from martlet.client.errors import (
     NotSupported,
     SubscribeRefused,
 )
-from martlet.client.group.counters import PullCounts
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.known_brokers import KnownBroker, KnownBrokers
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
@@ -30,6 +28,8 @@ from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, Fetcher
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.rebalance_listener import RebalanceListener
+from martlet.client.group.settings import FlowLimits
+from martlet.client.group.stats import PullCounts
 from martlet.client.hooks import Hooks
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer

@@ -1,9 +1,10 @@
-"""Settings of pull consumers: membership in a group, and progress in queues."""
+"""Settings of pull consumers: flow control, membership in a group, and progress in queues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from martlet.client.consumer.handling.failure_policy import Delay
@@ -11,10 +12,90 @@ from martlet.client.consumer.rate import SharedRate
 from martlet.client.group.assignment.plan import AllocationChoice, AllocationStrategy, RoomResolver
 from martlet.client.group.failures import OnGivingUp
 from martlet.client.group.rebalance_listener import OnQueues
-from martlet.client.group.start_position import Start, check_start
 from martlet.client.keywords import check_at_least
 from martlet.client.names import check_filter, check_tags
 from martlet.client.settings import ConnectionOptions
+
+MIB = 1 << 20
+FETCH_MESSAGES = 256
+MAX_FETCH_MESSAGES = 10_000
+MAX_FETCH_BYTES = 8 * MIB
+"""The maximum size of a broker's answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowLimits:
+    """The limits of fetches, and of messages that are not done, for each queue.
+
+    The first three are RocketMQ's. At a limit nothing more is fetched until messages are done.
+
+    Attributes:
+        max_messages: that are not done.
+        max_bytes: of those; one message may exceed it.
+        max_span: between the lowest offset that is not done and the next to fetch, so that one slow
+            handler does not leave thousands of messages to be repeated after a crash.
+        fetch_messages: of one fetch. RocketMQ has 32; here frames are a slice of the log, so that
+            larger fetches are cheaper.
+        fetch_bytes: likewise; a larger message comes alone.
+        fetch_wait_s: how long the broker may hold a fetch without messages.
+    """
+
+    max_messages: int = 1000
+    max_bytes: int = 100 * MIB
+    max_span: int = 2000
+    fetch_messages: int = FETCH_MESSAGES
+    fetch_bytes: int = MIB
+    fetch_wait_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "max_bytes", "max_span", "fetch_messages", "fetch_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        for name, max_count in (
+            ("fetch_messages", MAX_FETCH_MESSAGES),
+            ("fetch_bytes", MAX_FETCH_BYTES),
+        ):
+            if getattr(self, name) > max_count:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at most {max_count}")
+        if not 0 < self.fetch_wait_s <= 60:
+            raise ValueError(f"fetch_wait_s={self.fetch_wait_s} must be above 0, and 60 at most")
+
+
+Start = Literal["first", "last"] | datetime | int
+"""``"first"`` for the first stored message, ``"last"`` for new ones only, a time, an offset."""
+
+
+def check_start(start: Start) -> Start:
+    """Check a start position.
+
+    Raises:
+        ValueError: it is none of these, or a time without a zone, or a negative offset.
+    """
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ValueError(
+                f"{start!r} has no time zone, so it says no moment: datetime.now(timezone.utc)"
+            )
+    elif isinstance(start, bool) or not (start in ("first", "last") or isinstance(start, int)):
+        raise ValueError(f"{start!r} must be 'first', 'last', a datetime, or an offset")
+    elif isinstance(start, int) and start < 0:
+        raise ValueError(f"the offset {start}: must be at least 0")
+    return start
+
+
+def time_ms(moment: datetime) -> int:
+    """Return milliseconds since 1970."""
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def start_fields(start: Start) -> dict[str, Any]:
+    """Return a group's start position as arguments of ``group.join``."""
+    if isinstance(start, datetime):
+        return {"start": "time", "start_time_ms": time_ms(start)}
+    if isinstance(start, int):
+        return {"start": "offset", "start_offset": start}
+    return {"start": start}
+
 
 Strategy = Literal[
     "sticky",

@@ -19,16 +19,14 @@ All producers and consumers of a process share one event loop in one daemon thre
 are answered while your code works or blocks. All methods may be called from any thread, and Ctrl-C
 ends a wait. Objects made before ``os.fork()`` raise an error in the child.
 
-It may import the rest of the client. Start reading with `martlet.client.sync.proxy`, which
+It may import the rest of the client. Start reading with `martlet.client.sync.base`, which
 all of it uses, then `martlet.client.sync.producer`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from martlet.client.sync.batch import Batch
-from martlet.client.sync.consumer import Consumer
-from martlet.client.sync.group import BroadcastConsumer, PullConsumer
-from martlet.client.sync.group_batch import PulledBatch
+from martlet.client.sync.consumer import Batch, Consumer
+from martlet.client.sync.group import BroadcastConsumer, PullConsumer, PulledBatch
 from martlet.client.sync.producer import Producer
 from martlet.client.sync.transaction import Transaction
 

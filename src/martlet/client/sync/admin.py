@@ -21,9 +21,7 @@ from martlet.client.admin import (
 )
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.noun import BlockingNoun, Noun
-from martlet.client.sync.base import next_of
-from martlet.client.sync.proxy import SyncProxy
-from martlet.client.sync.signatures import like
+from martlet.client.sync.base import SyncProxy, like, next_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,19 +1,67 @@
-"""The base of consumers without ``await``: calls into the event loop, entering, stopping."""
+"""The base of producers and consumers without ``await``: calls into the event loop, signatures."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import wraps
+from functools import update_wrapper, wraps
+from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from martlet.client.consumer.base import ConsumerBase
+from martlet.client.errors import Closed
 from martlet.client.sync.handlers import workers_here
-from martlet.client.sync.proxy import SyncProxy
+from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any])
+
+
+class SyncProxy(ABC):
+    """An object that runs in the event loop of another thread between ``with`` and its end."""
+
+    def __init__(self) -> None:
+        self._thread: LoopThread | None = None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it in the loop."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _enter(self, entering: Coroutine[Any, Any, object]) -> None:
+        """Enter it in the loop, and wait for that."""
+        thread = loop_thread()
+        thread.call(entering)
+        self._thread = thread
+
+    def _entered(self) -> LoopThread:
+        """The loop's thread. Raises Closed before ``with``, and in a child of ``os.fork``."""
+        thread = self._thread
+        if thread is None:
+            raise Closed(f"use 'with {type(self).__name__}(...)'")
+        thread.check()
+        return thread
+
+
+def like(
+    model: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Give a method with generic arguments the signature and docstring of another."""
+
+    def wear(method: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        update_wrapper(method, model, assigned=("__doc__",), updated=())
+        return method
+
+    return wear
 
 
 class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):

@@ -11,19 +11,61 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from martlet.client.consumer import consumer as asynchronous
+from martlet.client.consumer.batch import Batch as AsynchronousBatch
+from martlet.client.consumer.batch import Where
+from martlet.client.consumer.columns import Decoded
 from martlet.client.consumer.message import Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
 from martlet.client.sync.acks import PostedAnswers, posted
-from martlet.client.sync.base import LoopProperty, SyncConsumerBase, called, next_of
-from martlet.client.sync.batch import Batch
+from martlet.client.sync.base import LoopProperty, SyncConsumerBase, called, like, next_of
 from martlet.client.sync.handlers import Handlers
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.signatures import like
 
 if TYPE_CHECKING:
     from martlet.client.consumer.acks import AckBatcher
     from martlet.client.consumer.handling.give_back import Late
     from martlet.client.consumer.handling.handler_pool import HandlerPlace
+
+
+class Batch(Decoded):
+    """Messages of one broker, in flight until you answer them or they time out.
+
+    It is `martlet.client.Batch`, with methods that block.
+    """
+
+    def __init__(self, batch: AsynchronousBatch, thread: LoopThread) -> None:
+        super().__init__(batch._run)
+        self._batch = batch
+        self._thread = thread
+
+    def __repr__(self) -> str:
+        return repr(self._batch)
+
+    @property
+    def unanswered_count(self) -> int:
+        """The number of messages that are neither finished nor requeued."""
+        return self._batch.unanswered_count
+
+    def finish(self, where: Where | None = None) -> None:
+        """Finish these messages; without ``where``, all.
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+        """
+        self._thread.call(self._batch.finish(where))
+
+    def requeue(self, delay_ms: int = 0, where: Where | None = None, **options: Any) -> None:
+        """Requeue these messages with a delay in milliseconds.
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+            ValueError: the delay is negative.
+        """
+        self._thread.call(self._batch.requeue(delay_ms, where, **options))
+
+    def touch(self) -> None:
+        """Reset the timeout of all unanswered messages."""
+        self._thread.call(self._batch.touch())
 
 
 class Consumer(SyncConsumerBase[asynchronous.Consumer]):

@@ -7,22 +7,89 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from martlet.client.errors import Closed
 from martlet.client.group import broadcast
 from martlet.client.group import consumer as asynchronous
 from martlet.client.group.base import PullConsumerBase
-from martlet.client.group.counters import PullCounts
+from martlet.client.group.batch import PulledBatch as AsynchronousBatch
+from martlet.client.group.batch import PulledColumns
 from martlet.client.group.iteration import HandedT, Iteration
-from martlet.client.group.message import PulledMessage
+from martlet.client.group.message import (
+    MessageQueue,
+    PulledMessage,
+    PulledMessageState,
+    pulled_messages,
+)
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.group.stats import PullStats
-from martlet.client.sync.base import LoopProperty, SyncConsumerBase, awaited, called, next_of
-from martlet.client.sync.group_batch import PulledBatch, posted
+from martlet.client.group.stats import PullCounts, PullStats
+from martlet.client.sync.base import LoopProperty, SyncConsumerBase, awaited, called, like, next_of
 from martlet.client.sync.handlers import workers_here
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.signatures import like
+
+
+class PostedQueue:
+    """Replace the queue of a message: post to the loop that the message is done."""
+
+    __slots__ = ("_message", "_thread", "place", "topic")
+
+    def __init__(self, message: PulledMessage, thread: LoopThread) -> None:
+        self.topic = message.topic
+        self.place = message.place
+        self._message = message
+        self._thread = thread
+
+    def finish(self, handed: PulledMessage) -> None:
+        """Mark it as done."""
+        self._thread.check()
+        handed._stage = PulledMessageState.DONE
+        self._thread.post(self._finish)
+
+    def _finish(self) -> None:
+        message = self._message
+        if message._stage is PulledMessageState.OUT:
+            message.finish()
+
+
+def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
+    """Copy a message, to be finished from any thread."""
+    # A message uses only these methods of its queue.
+    queue = cast(MessageQueue, PostedQueue(message, thread))
+    fields = message.timestamp_ns, 1, message.id, message.body
+    [handed] = pulled_messages(queue, [(message.offset, fields)])
+    handed._packed, handed.errors = message.packed, message.errors
+    handed.attempts = message.attempts
+    handed._stage = PulledMessageState.OUT
+    return handed
+
+
+class PulledBatch(PulledColumns):
+    """Messages of one queue, in order: done when the next batch is requested, or `finish` called.
+
+    It is `martlet.client.PulledBatch`, for any thread.
+    """
+
+    def __init__(self, batch: AsynchronousBatch, thread: LoopThread) -> None:
+        super().__init__(batch.topic, batch.place, batch.piece)
+        self._batch = batch
+        self._thread = thread
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether they are done."""
+        return self._batch.is_finished
+
+    def finish(self) -> None:
+        """Mark all of them as done, so that the committed offset may pass them.
+
+        Raises:
+            AlreadyAnswered: they were finished before.
+        """
+        self._thread.call(self._finish())
+
+    async def _finish(self) -> None:
+        self._batch.finish()
 
 
 class SyncPullBase(SyncConsumerBase[PullConsumerBase]):

@@ -19,9 +19,8 @@ from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.requests.requester import Reply
+from martlet.client.sync.base import SyncProxy, like
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import SyncProxy
-from martlet.client.sync.signatures import like
 from martlet.client.sync.transaction import Transaction
 
 T = TypeVar("T")

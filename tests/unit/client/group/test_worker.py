@@ -10,12 +10,12 @@ import pytest
 from tests.unit.client.scripted_broker import message_frame
 
 from martlet.client import AlreadyAnswered, QueueId, Reject, SharedRate
-from martlet.client.group.counters import PullCounts
 from martlet.client.group.failures import PullFailures
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
+from martlet.client.group.settings import FlowLimits
+from martlet.client.group.stats import PullCounts
 from martlet.client.group.worker import PullWorker
 from martlet.client.transport.backoff import Backoff
 from martlet.protocol.nsq.message_run import MessageRun

@@ -22,15 +22,13 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice, takewhile
 from typing import Protocol
 
-from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import PullCounts
-from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.batch import FetchedChunk, PulledBatch, joined
 from martlet.client.group.message import PulledMessage, PulledMessageState, pulled_messages
-from martlet.client.group.queues.fetched_chunk import FetchedChunk, joined
 from martlet.client.group.queues.offset_tracker import OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.settings import FlowLimits
 from martlet.client.group.started import OnKnown, Say, StartedTracker
-from martlet.client.group.stats import QueueStats
+from martlet.client.group.stats import PullCounts, QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
 
 SHORT_WAIT_S = 0.001

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from martlet.client.errors import CallRefused, ConnectionLost
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
+from martlet.client.group.settings import FlowLimits
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.property_frames import cut_messages
 from martlet.properties.model import BadProperties

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.client.scripted_broker import message_frame
 
 from martlet.client import QueueId
-from martlet.client.group.counters import PullCounts
-from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
+from martlet.client.group.settings import FlowLimits
+from martlet.client.group.stats import PullCounts
 from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 50.0
