@@ -25,24 +25,52 @@ sends the messages without them.
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import wraps
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from martlet.client.consumer.message import Message
 from martlet.client.group.message import PulledMessage
 from martlet.client.producer.message import Sendable, size_of
 from martlet.client.producer.result import SendResult
-from martlet.client.safe_callback import guarded
 
 if TYPE_CHECKING:
     from martlet.client.requests.requester import Reply
 
+
+logger = logging.getLogger("martlet.client")
+
+P = ParamSpec("P")
 MessageT = TypeVar("MessageT", Message, PulledMessage)
+
+
+def guarded(name: str, function: Callable[P, object]) -> Callable[P, None]:
+    """Wrap a function so that its exceptions are logged with that name.
+
+    SystemExit and KeyboardInterrupt pass only in the main thread, where they end the program; in
+    another, such as that of ``martlet.client.sync``, they would end the event loop, and threads
+    that wait for it would wait for ever.
+    """
+
+    @wraps(function)
+    def guard(*arguments: P.args, **named: P.kwargs) -> None:
+        try:
+            function(*arguments, **named)
+        except BaseException as error:
+            if isinstance(error, (SystemExit, KeyboardInterrupt)) and (
+                threading.current_thread() is threading.main_thread()
+            ):
+                raise
+            logger.exception("%s failed", name)
+
+    return guard
 
 
 class _Step:

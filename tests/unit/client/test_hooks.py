@@ -28,8 +28,8 @@ from martlet.client import (
     PublishRefused,
     sync,
 )
+from martlet.client.hooks import guarded
 from martlet.client.otel import otel_hooks
-from martlet.client.safe_callback import guarded
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 

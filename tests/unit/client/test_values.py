@@ -4,8 +4,8 @@ import pytest
 
 from martlet.addresses import Address
 from martlet.client import Backoff, Identity, InvalidName, Limits
-from martlet.client.addresses import parse_addresses
 from martlet.client.names import check_name
+from martlet.client.settings import parse_addresses
 from martlet.client.transport.identity import Features
 
 

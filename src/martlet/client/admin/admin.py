@@ -11,9 +11,8 @@ from martlet.client.admin.dead_letters import DeadLetterAdmin
 from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.groups import GroupAdmin
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.lookup import LookupAdmin
 from martlet.client.admin.messages import MessageAdmin
-from martlet.client.admin.nodes import NodeAdmin, ReplicaAdmin
+from martlet.client.admin.nodes import LookupAdmin, NodeAdmin, ReplicaAdmin
 from martlet.client.admin.settings import AdminOptions, AdminSettings
 from martlet.client.admin.topics import TopicAdmin
 from martlet.client.admin.trace import TraceAdmin

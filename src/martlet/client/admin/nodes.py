@@ -255,3 +255,46 @@ class ReplicaAdmin(Noun):
         return await http.each(
             await http.brokers(), lambda url: http.get(url, "/replica", {}, ReplicaReport.read)
         )
+
+
+class LookupAdmin(Noun):
+    """The lookup daemons: `Admin.lookup`. Without any, all is empty."""
+
+    async def create_topic(self, topic: str) -> Answers[None]:
+        """Register a topic that no broker needs to have yet, so that consumers find no error.
+
+        Raises AdminError: no daemon did it.
+        """
+        http = self._http
+        return await http.each(
+            http.daemons, lambda url: http.post(url, "/topic/create", place(topic))
+        )
+
+    async def inactive_topics(self) -> dict[str, list[str]]:
+        """Return the topics that daemons know and no broker has, each with its channels.
+
+        Raises AdminError: no daemon answered.
+        """
+        http = self._http
+        if not http.daemons:
+            return {}
+        topics = await self._names("topics")
+        nodes = await http.each(http.daemons, lambda url: http.get(url, "/nodes", {}, _known_nodes))
+        inactive = sorted(topics.difference(*(node.topics for node in nodes.joined())))
+        channels = await asyncio.gather(*(self._names("channels", topic=each) for each in inactive))
+        return dict(zip(inactive, map(sorted, channels), strict=True))
+
+    async def _names(self, kind: str, **arguments: str) -> set[str]:
+        """Return the names that all daemons have of a kind. Raises AdminError: none answered."""
+        http = self._http
+
+        def read(answer: Any) -> tuple[str, ...]:
+            return tuple(map(str, answer[kind] or ()))
+
+        return set(
+            (
+                await http.each(
+                    http.daemons, lambda url: http.get(url, f"/{kind}", arguments, read)
+                )
+            ).joined()
+        )

@@ -11,15 +11,14 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from martlet.addresses import Address
-from martlet.client.addresses import Addresses, parse_addresses
 from martlet.client.consumer.brokers import ConsumerBrokers, SessionT
-from martlet.client.consumer.handling.workers import WorkerPool
+from martlet.client.consumer.handling.worker import WorkerPool
 from martlet.client.consumer.rate import SharedRate, rate_limit_of
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.consumer.waiters import Waiters
 from martlet.client.errors import Closed
 from martlet.client.names import check_name
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings, parse_addresses
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 

@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import Literal, Self, Unpack, overload
 
 from martlet.addresses import Address
-from martlet.client.addresses import Addresses
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.base import ConsumerBase
 from martlet.client.consumer.batch import Batch
@@ -18,21 +17,17 @@ from martlet.client.consumer.flow import Flow
 from martlet.client.consumer.handling.auto_touch import AutoTouch, HandedOut
 from martlet.client.consumer.handling.failure_policy import RETRY, FailurePolicy
 from martlet.client.consumer.handling.give_back import UnstartedReturner
-from martlet.client.consumer.handling.worker import Handler, Worker
-from martlet.client.consumer.handling.workers import WorkerPool
+from martlet.client.consumer.handling.worker import Handler, Worker, WorkerPool
 from martlet.client.consumer.instrumented import instrument
-from martlet.client.consumer.message import Message
+from martlet.client.consumer.message import HandlerPlace, Message, PlainHandler
 from martlet.client.consumer.settings import ConsumerOptions, DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
 from martlet.client.consumer.subscription import Subscription
 from martlet.client.consumer.watchdog import Sight, Watchdog
 from martlet.client.errors import ClientError
 from martlet.client.keywords import apply_options, check_at_least
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings
 from martlet.client.transport.active import warn_of_copies
-
-if TYPE_CHECKING:
-    from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
 
 REMEMBERED = 2
 """The number of messages remembered after handing them out one by one, as a multiple of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +43,11 @@ class MessageView:
     attempts: int
     body: bytes
     properties: Properties = NONE
+
+
+HandlerPlace = Literal["threads", "processes"]
+PlainHandler = Callable[[MessageView], object]
+"""A handler for a thread or a process."""
 
 
 class ReceivedMessage(ABC):

@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from martlet.client.consumer.rate import SharedRate
+from martlet.client.consumer.rate import SharedRate
 
 TURN_S = 0.001
 """The maximum time of handling in one turn of the event loop, by all workers together."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from martlet.client.consumer.handling.backoff import BackoffState
-from martlet.client.safe_callback import guarded
+from martlet.client.hooks import guarded
 
 logger = logging.getLogger("martlet.client")
 

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Literal
 
-from martlet.client.addresses import Addresses
 from martlet.client.consumer.base import ConsumerBase
-from martlet.client.consumer.handling.workers import WorkerPool
+from martlet.client.consumer.handling.worker import WorkerPool
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.errors import Closed
 from martlet.client.group.batch import PulledBatch
@@ -26,7 +25,7 @@ from martlet.client.group.session import PullSession, SessionSettings
 from martlet.client.group.settings import FlowLimits, ProgressSettings, Start, check_start, time_ms
 from martlet.client.group.stats import PullCounts, PullStats
 from martlet.client.group.worker import PullHandler, PullWorker
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings
 
 logger = logging.getLogger("martlet.client")
 

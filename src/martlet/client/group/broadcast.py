@@ -6,14 +6,13 @@ import os
 from typing import Unpack
 
 from martlet.addresses import Address
-from martlet.client.addresses import Addresses
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.broadcast_session import BroadcastProgress, BroadcastSession
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.settings import FlowLimits, ProgressSettings, PullOptions
 from martlet.client.keywords import apply_options
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings
 
 
 class BroadcastConsumer(PullConsumerBase):

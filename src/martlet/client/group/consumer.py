@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Unpack
 
 from martlet.addresses import Address
-from martlet.client.addresses import Addresses
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.group.assignment.planner import Planner
@@ -20,7 +19,7 @@ from martlet.client.group.settings import (
     start_fields,
 )
 from martlet.client.keywords import apply_options
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings
 
 
 class PullConsumer(PullConsumerBase):

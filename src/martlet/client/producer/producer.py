@@ -11,7 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Unpack, cast
 
-from martlet.client.addresses import Addresses, parse_addresses
 from martlet.client.errors import (
     Closed,
     ConnectFailed,
@@ -48,7 +47,7 @@ from martlet.client.producer.settings import ProducerOptions, PublishSettings
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.requests.producer_methods import ProducerRequests
 from martlet.client.requests.requester import Requester
-from martlet.client.settings import ConnectionSettings
+from martlet.client.settings import Addresses, ConnectionSettings, parse_addresses
 from martlet.client.transactions.producer_methods import ProducerTransactions
 from martlet.http_answer import load_aiohttp
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES

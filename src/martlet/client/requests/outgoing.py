@@ -87,13 +87,10 @@ class OutgoingReply(NamedTuple):
         return SendOptions(headers=self.headers).pack_with(NONE, more_headers)
 
 
-class ReplyHooks(Protocol):
-    """Calls the hooks of a publish for each reply."""
-
-    def __call__(
-        self, topic: str, body: bytes, /
-    ) -> tuple[Mapping[str, str], Callable[[BaseException | None], object]]:
-        """Begin a publish; return its headers, and the function to end it."""
+ReplyHooks = Callable[
+    [str, bytes], tuple[Mapping[str, str], Callable[[BaseException | None], object]]
+]
+"""Begins a publish with a topic and a body; returns its headers, and the function to end it."""
 
 
 class RequestAnswers(Protocol):

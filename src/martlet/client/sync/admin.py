@@ -12,7 +12,6 @@ from martlet.client.admin import (
     dead_letters,
     delayed,
     groups,
-    lookup,
     messages,
     nodes,
     topics,
@@ -150,10 +149,10 @@ class NodeAdmin(_SyncNoun):
 
 
 class LookupAdmin(_SyncNoun):
-    """`martlet.client.admin.lookup.LookupAdmin` with methods that block."""
+    """`martlet.client.admin.nodes.LookupAdmin` with methods that block."""
 
-    create_topic = _awaited(lookup.LookupAdmin.create_topic)
-    inactive_topics = _awaited(lookup.LookupAdmin.inactive_topics)
+    create_topic = _awaited(nodes.LookupAdmin.create_topic)
+    inactive_topics = _awaited(nodes.LookupAdmin.inactive_topics)
 
 
 class ReplicaAdmin(_SyncNoun):

@@ -6,25 +6,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from martlet.client.consumer import consumer as asynchronous
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.batch import Batch as AsynchronousBatch
 from martlet.client.consumer.batch import Where
 from martlet.client.consumer.columns import Decoded
-from martlet.client.consumer.message import Message
+from martlet.client.consumer.handling.give_back import Late
+from martlet.client.consumer.message import HandlerPlace, Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
 from martlet.client.sync.acks import PostedAnswers, posted
 from martlet.client.sync.base import LoopProperty, SyncConsumerBase, called, like, next_of
 from martlet.client.sync.handlers import Handlers
 from martlet.client.sync.loop_thread import LoopThread
-
-if TYPE_CHECKING:
-    from martlet.client.consumer.acks import AckBatcher
-    from martlet.client.consumer.handling.give_back import Late
-    from martlet.client.consumer.handling.handler_pool import HandlerPlace
 
 
 class Batch(Decoded):

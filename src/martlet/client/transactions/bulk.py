@@ -12,14 +12,12 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from martlet.client.transactions.session import PinnedSession
 from martlet.client.transactions.transaction import Contribution, new_branch
+from martlet.client.transport.identity import Features
 from martlet.protocol.nsq import commands
-
-if TYPE_CHECKING:
-    from martlet.client.transactions.session import PinnedSession
-    from martlet.client.transport.identity import Features
 
 
 class MessageBlock(NamedTuple):

@@ -15,12 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from martlet.client.errors import CallRefused, ConnectionLost
-
-if TYPE_CHECKING:
-    from martlet.client.transport.connection import Connection
+from martlet.client.transport.connection import Connection
 
 logger = logging.getLogger("martlet.client")
 

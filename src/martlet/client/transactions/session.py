@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from martlet.client.errors import (
     CallRefused,
@@ -21,15 +21,13 @@ from martlet.client.errors import (
     TransactionUnclear,
     WrongBroker,
 )
+from martlet.client.producer.broker_link import BrokerLink
+from martlet.client.producer.broker_pool import BrokerPool
+from martlet.client.producer.in_flight import InFlightQueue
 from martlet.client.producer.routing import broker_of_key, rank
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.identity import Features
 from martlet.put_status import PUBLISH_AGAIN
-
-if TYPE_CHECKING:
-    from martlet.client.producer.broker_link import BrokerLink
-    from martlet.client.producer.broker_pool import BrokerPool
-    from martlet.client.producer.in_flight import InFlightQueue
-    from martlet.client.transport.connection import Connection
-    from martlet.client.transport.identity import Features
 
 T = TypeVar("T")
 _AGAIN_S = 0.1

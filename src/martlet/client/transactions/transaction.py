@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from martlet.client.errors import (
     ClientError,
@@ -47,12 +47,10 @@ from martlet.client.producer.options import (
     SendOptions,
     options_of,
 )
+from martlet.client.transactions.session import PinnedSession
 from martlet.properties.block import pack_entries
 from martlet.properties.model import NONE, NORMAL_PRIORITY, Properties
 from martlet.protocol.nsq import commands
-
-if TYPE_CHECKING:
-    from martlet.client.transactions.session import PinnedSession
 
 logger = logging.getLogger("martlet.client")
 

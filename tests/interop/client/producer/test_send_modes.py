@@ -35,7 +35,7 @@ from martlet.client import (
     SendResult,
     sync,
 )
-from martlet.client.addresses import parse_addresses
+from martlet.client.settings import parse_addresses
 from martlet.properties.model import BadProperties
 from martlet.testing import Broker
 

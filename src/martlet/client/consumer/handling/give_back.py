@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from martlet.client.consumer.acks import AckBatcher
-    from martlet.client.consumer.buffer import ReceiveBuffer
+from martlet.client.consumer.acks import AckBatcher
+from martlet.client.consumer.buffer import ReceiveBuffer
 
-Late = list[tuple["AckBatcher", NDArray[np.void]]]
+Late = list[tuple[AckBatcher, NDArray[np.void]]]
 """Ids of messages, with their answers."""
 PART = 1 / 4
 """The maximum time left of a message when it is given back."""

@@ -27,10 +27,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import Message, MessageView, ReceivedMessage
+from martlet.client.consumer.message import HandlerPlace, Message, ReceivedMessage
 from martlet.client.errors import HandlerFailed
 from martlet.plural import counted
 
@@ -38,10 +38,6 @@ logger = logging.getLogger("martlet.client")
 
 _ENDED = "a process that handled messages has ended"
 
-HandlerPlace = Literal["threads", "processes"]
-
-PlainHandler = Callable[[MessageView], object]
-"""A handler for a thread or a process."""
 _AnyHandler = Callable[[Any], object]
 
 
