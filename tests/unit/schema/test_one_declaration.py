@@ -18,7 +18,7 @@ from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.client import Admin, AdminError, sync
 from martlet.client.admin.methods import PagesMethod, listed
 from martlet.client.admin.noun import Noun
-from martlet.client.sync.admin import _DeclaredNoun
+from martlet.client.sync.admin import _SyncNoun
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS
 from martlet.schema.dead_letters import DeadLetterMessage, DeadLetters, ShowDeadLetters
@@ -95,7 +95,7 @@ class PaintAdmin(PaintMethods, Noun):
     """Of the asyncio client."""
 
 
-class BlockingPaintAdmin(_DeclaredNoun, PaintMethods):
+class BlockingPaintAdmin(_SyncNoun, PaintMethods):
     """Of the blocking client."""
 
 
@@ -128,7 +128,7 @@ async def test_the_call_and_both_clients_have_it(monkeypatch: pytest.MonkeyPatch
 
 def block_in(address: str) -> tuple[str, str]:
     with sync.Admin(address) as blocking:
-        noun = BlockingPaintAdmin(blocking, blocking._asynchronous.http)
+        noun = BlockingPaintAdmin(blocking, PaintAdmin(blocking._asynchronous.http))
         (page,) = noun.pages("t", "c", color="blue")
         return page.items[0].color, noun.show("t", "c", color="red").joined()[0].color
 

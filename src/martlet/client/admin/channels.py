@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import Described, Fields, named
 from martlet.client.admin.methods import at_each, called
-from martlet.client.admin.noun import Noun, given, place
+from martlet.client.admin.noun import Noun, place
 from martlet.client.admin.stats import ChannelStats
 from martlet.client.admin.topics import Policy, change_places, counted_at_each
 from martlet.schema.channels import CONFIGURE, RESTORE, EmptiedChannel
@@ -273,11 +273,11 @@ class ChannelAdmin(Noun):
         """
         if beginning + (to_time_ns is not None) + (to_offset is not None) != 1:
             raise ValueError("say where to, with one of beginning, to_time_ns and to_offset")
-        where = given(timestamp_ns=to_time_ns, offset=to_offset, queue=queue)
-        if beginning:
-            where["beginning"] = "true"
+        where = {"timestamp_ns": to_time_ns, "offset": to_offset, "queue": queue}
         arguments = {**place(topic, channel), "new": str(new_channel).lower()}
-        arguments |= {name: str(value) for name, value in where.items()}
+        arguments |= {name: str(value) for name, value in where.items() if value is not None}
+        if beginning:
+            arguments["beginning"] = "true"
         http = self._http
         return await http.each(
             await http.brokers(topic),

@@ -55,8 +55,3 @@ def id_text(message_id: str | bytes) -> str:
     if not is_message_id(text):
         raise ValueError(f"{ID_RULE}: {text[:80]!r}")
     return text
-
-
-def given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that are neither empty, False nor None."""
-    return {name: each for name, each in arguments.items() if each or type(each) is int}

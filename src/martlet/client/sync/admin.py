@@ -18,7 +18,6 @@ from martlet.client.admin import (
     trace,
     transactions,
 )
-from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.noun import BlockingNoun, Noun
 from martlet.client.sync.base import SyncProxy, like, next_of
 
@@ -26,26 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _DeclaredNoun(BlockingNoun):
-    """Methods of `Admin` made of operations, which block.
-
-    Args:
-        admin: has entered its block.
-        http: queries the brokers.
-    """
-
-    def __init__(self, admin: Admin, http: AdminHttp) -> None:
-        self._admin = admin
-        self._http = http
-
-    def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._admin._entered().call(ask())
-
-    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        return self._admin._iterated(items)
-
-
-class _SyncNoun(_DeclaredNoun):
+class _SyncNoun(BlockingNoun):
     """Methods of `Admin` about one kind of thing, which block.
 
     Args:
@@ -54,8 +34,15 @@ class _SyncNoun(_DeclaredNoun):
     """
 
     def __init__(self, admin: Admin, noun: Noun) -> None:
-        super().__init__(admin, noun._http)
+        self._admin = admin
         self._noun = noun
+        self._http = noun._http
+
+    def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._admin._entered().call(ask())
+
+    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        return self._admin._iterated(items)
 
 
 def _awaited(
@@ -118,23 +105,23 @@ class MessageAdmin(_SyncNoun, messages.MessageMethods):
     find = _awaited(messages.MessageAdmin.find)
 
 
-class GroupAdmin(_DeclaredNoun, groups.GroupMethods):
+class GroupAdmin(_SyncNoun, groups.GroupMethods):
     """`martlet.client.admin.GroupAdmin` with methods that block."""
 
 
-class DeadLetterAdmin(_DeclaredNoun, dead_letters.DeadLetterMethods):
+class DeadLetterAdmin(_SyncNoun, dead_letters.DeadLetterMethods):
     """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
 
 
-class DelayedAdmin(_DeclaredNoun, delayed.DelayedMethods):
+class DelayedAdmin(_SyncNoun, delayed.DelayedMethods):
     """`martlet.client.admin.DelayedAdmin` with methods that block."""
 
 
-class TransactionAdmin(_DeclaredNoun, transactions.TransactionMethods):
+class TransactionAdmin(_SyncNoun, transactions.TransactionMethods):
     """`martlet.client.admin.TransactionAdmin` with methods that block."""
 
 
-class TraceAdmin(_DeclaredNoun, trace.TraceMethods):
+class TraceAdmin(_SyncNoun, trace.TraceMethods):
     """`martlet.client.admin.TraceAdmin` with methods that block."""
 
 
@@ -180,11 +167,11 @@ class Admin(SyncProxy):
         self.topics = TopicAdmin(self, admin.topics)
         self.channels = ChannelAdmin(self, admin.channels)
         self.messages = MessageAdmin(self, admin.messages)
-        self.groups = GroupAdmin(self, admin.http)
-        self.dead_letters = DeadLetterAdmin(self, admin.http)
-        self.delayed = DelayedAdmin(self, admin.http)
-        self.transactions = TransactionAdmin(self, admin.http)
-        self.trace = TraceAdmin(self, admin.http)
+        self.groups = GroupAdmin(self, admin.groups)
+        self.dead_letters = DeadLetterAdmin(self, admin.dead_letters)
+        self.delayed = DelayedAdmin(self, admin.delayed)
+        self.transactions = TransactionAdmin(self, admin.transactions)
+        self.trace = TraceAdmin(self, admin.trace)
         self.nodes = NodeAdmin(self, admin.nodes)
         self.lookup = LookupAdmin(self, admin.lookup)
         self.replicas = ReplicaAdmin(self, admin.replicas)
