@@ -32,7 +32,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from martlet import __version__
-from martlet.client.consumer.columns import Decoded
+from martlet.client.consumer.batch import Decoded
 from martlet.client.consumer.message import MessageView, ReceivedMessage
 from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
 from martlet.extras import how_to_install

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.client.consumer.columns import Decoded
+from martlet.client.consumer.batch import Decoded
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.queue_id import QueueId

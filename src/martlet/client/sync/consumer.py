@@ -13,8 +13,7 @@ import numpy as np
 from martlet.client.consumer import consumer as asynchronous
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.batch import Batch as AsynchronousBatch
-from martlet.client.consumer.batch import Where
-from martlet.client.consumer.columns import Decoded
+from martlet.client.consumer.batch import Decoded, Where
 from martlet.client.consumer.handling.give_back import Late
 from martlet.client.consumer.message import HandlerPlace, Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
