@@ -13,7 +13,6 @@ import pytest
 from tests.interop.connections import connect
 
 from martlet.client.errors import CallRefused
-from martlet.client.settings import parse_addresses
 from martlet.client.transport.connection import Connection
 from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import commands
