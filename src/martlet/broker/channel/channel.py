@@ -144,6 +144,11 @@ class Channel(ChannelState):
     # statistics
 
     @property
+    def client_count(self) -> int:
+        """The number of consumers."""
+        return len(self.consumers)
+
+    @property
     def depth(self) -> int:
         """The number of messages waiting for delivery, deferred ones excluded."""
         cursor = self.cursor

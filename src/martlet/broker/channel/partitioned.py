@@ -14,7 +14,8 @@ so an id leads to both without a table, and a run of ids by two operations on an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +36,23 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _NO_PLACES: Offsets = np.empty(0, np.int64)
+
+
+class OverQueues:
+    """A count over all queues, of the count of that name at each.
+
+    Args:
+        merge: makes one of them.
+    """
+
+    def __init__(self, merge: Callable[[Iterable[int]], int] = sum) -> None:
+        self._merge = merge
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._read = attrgetter(name)
+
+    def __get__(self, over: Any, owner: type) -> int:
+        return self._merge(map(self._read, over.parts))
 
 
 class PartitionedChannel:
@@ -240,25 +258,18 @@ class PartitionedChannel:
         """How often a message may fail; -1 for ever, 0 where failures are not counted."""
         return self.parts[0].max_attempts
 
-    @property
-    def depth(self) -> int:
-        """The number of messages waiting for delivery, deferred ones excluded."""
-        return sum(part.depth for part in self.parts)
-
-    @property
-    def oldest_age_ns(self) -> int:
-        """How long the oldest waiting message has been waiting, in nanoseconds; 0 where none is."""
-        return max(part.oldest_age_ns for part in self.parts)
-
-    @property
-    def message_count(self) -> int:
-        """The number of messages received since the broker was started."""
-        return sum(part.message_count for part in self.parts)
-
-    @property
-    def delivered_count(self) -> int:
-        """The number of deliveries since the start, redeliveries included."""
-        return sum(part.delivered_count for part in self.parts)
+    client_count = OverQueues(max)
+    depth = OverQueues()
+    oldest_age_ns = OverQueues(max)
+    message_count = OverQueues()
+    delivered_count = OverQueues()
+    in_flight_count = OverQueues()
+    deferred_count = OverQueues()
+    requeue_count = OverQueues()
+    timeout_count = OverQueues()
+    dead_letter_count = OverQueues()
+    dropped_count = OverQueues()
+    filtered_count = OverQueues()
 
     @property
     def delivered_near_counts(self) -> list[int]:
@@ -267,41 +278,6 @@ class PartitionedChannel:
         """
         rows = (part.delivered_near_counts for part in self.parts)
         return [sum(column) for column in zip(*rows, strict=True)]
-
-    @property
-    def in_flight_count(self) -> int:
-        """The number of messages with consumers."""
-        return sum(part.in_flight_count for part in self.parts)
-
-    @property
-    def deferred_count(self) -> int:
-        """The number of messages waiting for a time."""
-        return sum(part.deferred_count for part in self.parts)
-
-    @property
-    def requeue_count(self) -> int:
-        """The number of requeued messages."""
-        return sum(part.requeue_count for part in self.parts)
-
-    @property
-    def timeout_count(self) -> int:
-        """The number of timed-out messages."""
-        return sum(part.timeout_count for part in self.parts)
-
-    @property
-    def dead_letter_count(self) -> int:
-        """The number of messages sent to the dead-letter topic since the broker was started."""
-        return sum(part.dead_letter_count for part in self.parts)
-
-    @property
-    def dropped_count(self) -> int:
-        """The number of unfinished messages dropped to free space."""
-        return sum(part.dropped_count for part in self.parts)
-
-    @property
-    def filtered_count(self) -> int:
-        """The number of messages finished without delivery, as the filter rejects them."""
-        return sum(part.filtered_count for part in self.parts)
 
     @property
     def latency(self) -> Latency | Together | None:
@@ -324,7 +300,7 @@ class PartitionedFinishAges:
     """
 
     def __init__(self, parts: list[Channel]) -> None:
-        each = [part.finishes for part in parts]
-        self.counts = [sum(counts) for counts in zip(*(one.counts for one in each), strict=True)]
-        self.sum_ns = sum(one.sum_ns for one in each)
+        ages = [part.finishes for part in parts]
+        self.counts = [sum(column) for column in zip(*(each.counts for each in ages), strict=True)]
+        self.sum_ns = sum(each.sum_ns for each in ages)
         self.count = sum(self.counts)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from martlet.broker.channel.partitioned import OverQueues, PartitionedChannel
+
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
 
 
@@ -32,27 +33,9 @@ class PartitionedTopic:
         """Whether the topic is paused."""
         return self.parts[0].paused
 
-    @property
-    def depth(self) -> int:
-        """The number of messages waiting for a first channel, or for the topic to be unpaused."""
-        return sum(part.depth for part in self.parts)
-
-    @property
-    def message_count(self) -> int:
-        """Messages stored since the start."""
-        return sum(part.message_count for part in self.parts)
-
-    @property
-    def message_bytes(self) -> int:
-        """The bytes of their bodies."""
-        return sum(part.message_bytes for part in self.parts)
-
-    @property
-    def dropped_count(self) -> int:
-        """Messages dropped to free space before every channel had finished them."""
-        return sum(part.dropped_count for part in self.parts)
-
-    @property
-    def refused_count(self) -> int:
-        """Messages whose publish was refused."""
-        return sum(part.refused_count for part in self.parts)
+    channel_count = OverQueues(max)
+    depth = OverQueues()
+    message_count = OverQueues()
+    message_bytes = OverQueues()
+    dropped_count = OverQueues()
+    refused_count = OverQueues()

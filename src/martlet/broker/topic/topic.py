@@ -118,6 +118,11 @@ class Topic(SingleQueueTopic):
         """The topic over all its queues, as users see it."""
         return PartitionedTopic(self.parts) if self.several else self
 
+    @property
+    def channel_count(self) -> int:
+        """The number of its channels."""
+        return len(self.channels)
+
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
         """Describe the topic for the journal; in a snapshot with its end and some channels.
 
