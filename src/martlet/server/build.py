@@ -39,8 +39,7 @@ from martlet.server.nsq.handshake import SessionCommands
 from martlet.server.nsq.publish import LonePublish, PublishCommands
 from martlet.server.nsq.upgrade import UpgradeContext
 from martlet.server.observability.event_log import EventLog
-from martlet.server.observability.log_report import log_report
-from martlet.server.observability.stats import StatsSource
+from martlet.server.observability.stats import StatsSource, log_report
 from martlet.server.observability.statsd import expand_prefix
 from martlet.server.rpc.begun_transactions import transaction_limits
 from martlet.server.rpc.registry import CallRegistry

@@ -30,6 +30,7 @@ from martlet.cli.standard_output import StandardOutput
 from martlet.client.admin import Admin, AdminError, ChannelCounts, TopicStats
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
+from martlet.schema.counts import CHANNEL_COUNTS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,6 +53,11 @@ class StatOptions(BrokerHttpOptions):
             raise OptionError("the topic of the channel is missing: add --topic")
 
 
+COLUMNS = sorted(
+    (count for count in CHANNEL_COUNTS if count.column),
+    key=lambda count: count.name in ("message_count", "client_count"),
+)
+"""The columns of the table; what does not concern trouble comes last."""
 HEAD_EVERY = 25
 HEAD = (
     "------rate------+----------------depth----------------+--------------metadata---------------\n"
@@ -150,10 +156,7 @@ def table(before: Look | None, now: Look) -> Table:
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("topic", "channel"):
         shown.add_column(title, no_wrap=True)
-    for title in (
-        *("in/s", "out/s", "depth", "in flight", "deferred", "requeued", "timed out"),
-        *("messages", "clients"),
-    ):
+    for title in ("in/s", "out/s", *(count.column for count in COLUMNS)):
         shown.add_column(title, justify="right", no_wrap=True)
     for name, counts in sorted(now.channels.items()):
         earlier = before.channels.get(name) if before is not None else None
@@ -166,13 +169,7 @@ def table(before: Look | None, now: Look) -> Table:
             topic,
             (channel or "(none yet)") + mark,
             *per_second,
-            str(counts.depth),
-            str(counts.in_flight_count),
-            str(counts.deferred_count),
-            str(counts.requeue_count),
-            str(counts.timeout_count),
-            str(counts.message_count),
-            str(counts.client_count),
+            *(str(getattr(counts, column.name)) for column in COLUMNS),
         )
     if now.failed:
         shown.caption = "\n".join(now.failed)

@@ -44,7 +44,6 @@ from martlet.client.admin.nodes import (
 )
 from martlet.client.admin.settings import AdminSettings
 from martlet.client.admin.stats import (
-    ChannelCounts,
     ChannelStats,
     ClientStats,
     FinishLatency,
@@ -57,6 +56,7 @@ from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
 from martlet.client.admin.trace import TraceAdmin
 from martlet.client.admin.transactions import TransactionAdmin
 from martlet.schema.channels import EmptiedChannel
+from martlet.schema.counts import ChannelCounts, TopicCounts
 from martlet.schema.dead_letters import (
     DeadLetterChannelCounts,
     DeadLetterMessage,
@@ -140,6 +140,7 @@ __all__ = [
     "ResetQueue",
     "ShownBody",
     "TopicAdmin",
+    "TopicCounts",
     "TopicDescription",
     "TopicPolicyChanges",
     "TopicQueueStats",

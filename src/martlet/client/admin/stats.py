@@ -3,60 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
-from operator import add, attrgetter
+from dataclasses import dataclass, replace
 from typing import Any
 
 from martlet.client.admin.decode import Described, named
 from martlet.client.admin.http import AdminHttp
 from martlet.client.names import check_name
 from martlet.properties.model import NORMAL_PRIORITY
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelCounts:
-    """Counts of a channel, of one broker or, added with ``+``, of several.
-
-    Attributes:
-        depth: messages that wait.
-        backend_depth: of those, the ones on disk; at a Martlet broker all.
-        in_flight_count: messages that consumers have.
-        deferred_count: messages that wait for a time of their own.
-        message_count: messages that the channel has received.
-        requeue_count: failed deliveries that a consumer requeued.
-        timeout_count: deliveries that timed out.
-        client_count: consumers.
-        dropped_count: messages removed to free space.
-        filtered_count: messages finished without delivery, since the tags or filter of the channel
-            reject them.
-        dead_letter_count: messages that went to the dead-letter topic.
-    """
-
-    depth: int = 0
-    backend_depth: int = 0
-    in_flight_count: int = 0
-    deferred_count: int = 0
-    message_count: int = 0
-    requeue_count: int = 0
-    timeout_count: int = 0
-    client_count: int = 0
-    dropped_count: int = 0
-    filtered_count: int = 0
-    dead_letter_count: int = 0
-
-    @property
-    def counts(self) -> ChannelCounts:
-        """The counts alone."""
-        return ChannelCounts(**dict(zip(_COUNT_NAMES, _values(self), strict=True)))
-
-    def __add__(self, other: ChannelCounts) -> ChannelCounts:
-        sums = map(add, _values(self), _values(other))
-        return ChannelCounts(**dict(zip(_COUNT_NAMES, sums, strict=True)))
-
-
-_COUNT_NAMES = [each.name for each in fields(ChannelCounts)]
-_values = attrgetter(*_COUNT_NAMES)
-"""Return the counts as a tuple."""
+from martlet.schema.counts import ChannelCounts, TopicCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,24 +147,17 @@ class TopicQueueStats(Described):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicStats(Described):
+class TopicStats(Described, TopicCounts):
     """A topic of one broker.
 
     Attributes:
         topic: its name.
-        depth: messages that no channel has received.
-        backend_depth: of those, the ones on disk; at a Martlet broker all.
-        message_count, message_bytes: of all messages published so far.
         is_paused: whether its channels get no new messages.
         channels: its channels.
         queues: its queues, if there are several.
     """
 
     topic: str = named("topic_name")
-    depth: int
-    backend_depth: int
-    message_count: int
-    message_bytes: int = 0
     is_paused: bool = named("paused")
     channels: tuple[ChannelStats, ...]
     queues: tuple[TopicQueueStats, ...] = ()

@@ -14,18 +14,18 @@ import os
 import platform
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from martlet import __version__
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.transactions.state import TransactionState
 from martlet.durations import SECOND_NS
+from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count, kind_of
 from martlet.server.observability import prometheus
 from martlet.server.observability.histogram import Histogram
 from martlet.server.observability.log_stream import LogStream
@@ -51,137 +51,33 @@ _AGE = "martlet_channel_oldest_message_age_seconds"
 _LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
 
 
-class Metric(NamedTuple):
-    """A number of each topic or each channel."""
-
-    name: str
-    kind: str
-    help: str
-    read: Callable[..., int]
-
-
 TOPIC_METRICS = (
-    Metric(
-        "martlet_topic_published_messages_total",
-        "counter",
-        "Messages published to the topic.",
-        attrgetter("message_count"),
-    ),
-    Metric(
-        "martlet_topic_published_bytes_total",
-        "counter",
-        "Bytes of their bodies.",
-        attrgetter("message_bytes"),
-    ),
-    Metric(
-        "martlet_topic_depth_messages",
-        "gauge",
-        "Messages that wait for a first channel, or for a paused topic to resume.",
-        attrgetter("depth"),
-    ),
-    Metric(
-        "martlet_topic_dropped_messages_total",
-        "counter",
-        "Messages removed before every channel had finished them: to free space, or since an"
-        " ephemeral topic keeps no more.",
-        attrgetter("dropped_count"),
-    ),
-    Metric(
-        "martlet_topic_refused_messages_total",
-        "counter",
-        "Messages refused at publishing, the log being full or failed.",
-        attrgetter("refused_count"),
-    ),
-    Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
-    Metric("martlet_topic_paused", "gauge", "1 for a paused topic.", lambda t: int(t.paused)),
+    *(count for count in TOPIC_COUNTS if count.metric),
+    Count("Channels of the topic.", "martlet_topic_channels", path="channel_count"),
+    Count("1 for a paused topic.", "martlet_topic_paused", path="paused"),
 )
 CHANNEL_METRICS = (
-    Metric(
-        "martlet_channel_received_messages_total",
-        "counter",
-        "Messages that the channel has received.",
-        attrgetter("message_count"),
-    ),
-    Metric(
-        "martlet_channel_delivered_messages_total",
-        "counter",
+    *(count for count in CHANNEL_COUNTS if count.metric),
+    Count(
         "Messages sent to consumers, redeliveries included.",
-        attrgetter("delivered_count"),
+        "martlet_channel_delivered_messages_total",
+        path="delivered_count",
     ),
-    Metric(
-        "martlet_channel_finished_messages_total",
-        "counter",
+    Count(
         "Messages that consumers have finished.",
-        attrgetter("finishes.count"),
+        "martlet_channel_finished_messages_total",
+        path="finishes.count",
     ),
-    Metric(
-        "martlet_channel_requeued_messages_total",
-        "counter",
-        "Messages that consumers requeued with REQ.",
-        attrgetter("requeue_count"),
-    ),
-    Metric(
-        "martlet_channel_timed_out_messages_total",
-        "counter",
-        "Messages requeued because they timed out.",
-        attrgetter("timeout_count"),
-    ),
-    Metric(
-        "martlet_channel_dead_letters_total",
-        "counter",
-        "Messages that went to the channel's dead-letter topic.",
-        attrgetter("dead_letter_count"),
-    ),
-    Metric(
-        "martlet_channel_dropped_messages_total",
-        "counter",
-        "Messages removed before they were finished: to free space, or since an ephemeral channel"
-        " keeps no more.",
-        attrgetter("dropped_count"),
-    ),
-    Metric(
-        "martlet_channel_filtered_messages_total",
-        "counter",
-        "Messages finished without delivery, since the channel's tags or filter reject them.",
-        attrgetter("filtered_count"),
-    ),
-    Metric(
-        "martlet_channel_depth_messages",
-        "gauge",
-        "Messages that wait to be delivered, without deferred ones.",
-        attrgetter("depth"),
-    ),
-    Metric(
-        "martlet_channel_in_flight_messages",
-        "gauge",
-        "Messages in flight.",
-        attrgetter("in_flight_count"),
-    ),
-    Metric(
-        "martlet_channel_deferred_messages",
-        "gauge",
-        "Deferred messages.",
-        attrgetter("deferred_count"),
-    ),
-    Metric(
-        "martlet_channel_consumers",
-        "gauge",
-        "Clients subscribed to the channel.",
-        lambda c: len(c.consumers),
-    ),
-    Metric("martlet_channel_paused", "gauge", "1 for a paused channel.", lambda c: int(c.paused)),
+    Count("1 for a paused channel.", "martlet_channel_paused", path="paused"),
 )
 NEAR_METRICS = tuple(
-    Metric(
-        f"martlet_channel_delivered_{name}_messages_total",
-        "counter",
-        f"Messages sent to consumers {where}.",
-        lambda c, place=place: c.delivered_near_counts[place],
+    Count(
+        f"Messages sent to consumers {where}.", f"martlet_channel_delivered_{name}_messages_total"
     )
-    for place, name, where in (
-        (TopologyPreference.ZONE, "zone_local", "in the broker's zone"),
-        (TopologyPreference.REGION, "region_local", "in another zone of the broker's region"),
-        (TopologyPreference.ELSEWHERE, "elsewhere", "outside of both"),
+    for name, where in (
+        ("zone_local", "in the broker's zone"),
+        ("region_local", "in another zone of the broker's region"),
+        ("elsewhere", "outside of both"),
     )
 )
 """Reported where near consumers are preferred."""
@@ -235,7 +131,8 @@ class BrokerMetrics:
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
             yield part
         if self.options.prefers_near:
-            async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count):
+            read = attrgetter("delivered_near_counts")
+            async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count, read):
                 yield part
         async for part in _ages(channels, max_count):
             yield part
@@ -247,60 +144,43 @@ class BrokerMetrics:
         spare_sizes = self.folder.storage.spare_sizes()
         segment_bytes = sum(segment.capacity for segment in log.segments)
         free = os.statvfs(self.folder.path)
+        rows: list[tuple[str, str, float]] = [
+            ("martlet_log_position_bytes", "The position at which the log ends.", log.position),
+            (
+                "martlet_log_durable_position_bytes",
+                "The position up to which the log survives a power cut.",
+                log.durable_position,
+            ),
+            ("martlet_log_segments", "Files of the log.", len(log.segments)),
+            ("martlet_log_spare_segments", "Spare files for new segments.", len(spare_sizes)),
+            (
+                "martlet_log_disk_bytes",
+                "The size of all files of the log.",
+                segment_bytes + sum(spare_sizes),
+            ),
+            (
+                "martlet_log_disk_free_bytes",
+                "Free space on their disk.",
+                free.f_bavail * free.f_frsize,
+            ),
+            (
+                "martlet_log_min_free_bytes",
+                "The free space below which publishing is refused (--min-free-bytes).",
+                self.options.min_free_bytes,
+            ),
+            (
+                "martlet_log_refused_writes_total",
+                "Writes that the log refused, being full or failed.",
+                log.refused_count,
+            ),
+            (
+                "martlet_log_evicted_segments_total",
+                "Files with unfinished messages that were removed to free space.",
+                self.reclaimer.evicted_count,
+            ),
+        ]
         return (
-            prometheus.lone(
-                [
-                    (
-                        "martlet_log_position_bytes",
-                        "gauge",
-                        "The position at which the log ends.",
-                        log.position,
-                    ),
-                    (
-                        "martlet_log_durable_position_bytes",
-                        "gauge",
-                        "The position up to which the log survives a power cut.",
-                        log.durable_position,
-                    ),
-                    ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
-                    (
-                        "martlet_log_spare_segments",
-                        "gauge",
-                        "Spare files for new segments.",
-                        len(spare_sizes),
-                    ),
-                    (
-                        "martlet_log_disk_bytes",
-                        "gauge",
-                        "The size of all files of the log.",
-                        segment_bytes + sum(spare_sizes),
-                    ),
-                    (
-                        "martlet_log_disk_free_bytes",
-                        "gauge",
-                        "Free space on their disk.",
-                        free.f_bavail * free.f_frsize,
-                    ),
-                    (
-                        "martlet_log_min_free_bytes",
-                        "gauge",
-                        "The free space below which publishing is refused (--min-free-bytes).",
-                        self.options.min_free_bytes,
-                    ),
-                    (
-                        "martlet_log_refused_writes_total",
-                        "counter",
-                        "Writes that the log refused, being full or failed.",
-                        log.refused_count,
-                    ),
-                    (
-                        "martlet_log_evicted_segments_total",
-                        "counter",
-                        "Files with unfinished messages that were removed to free space.",
-                        self.reclaimer.evicted_count,
-                    ),
-                ]
-            )
+            _lone(rows)
             + _durations("flush", "Flushes of the log.", flusher.flushes)
             + _durations("checkpoint", "Checkpoints, waiting included.", flusher.checkpoints)
         )
@@ -316,17 +196,18 @@ def _channel_labels(channel: Channel | PartitionedChannel | None) -> str:
 
 
 async def _table(
-    metrics: Sequence[Metric],
+    metrics: Sequence[Count],
     things: Sequence[_Thing],
     labels: Callable[[_Thing | None], str],
     max_count: int,
+    read: Callable[[_Thing], Iterable[int]] | None = None,
 ) -> AsyncIterator[str]:
     """Return the metrics of some topics or channels; all after the first ones are added up."""
-    reads = [metric.read for metric in metrics]
+    read = read or attrgetter(*[metric.path for metric in metrics])
     rows: list[tuple[str, list[int]]] = []
     other: list[int] | None = None
     for number, thing in enumerate(things):
-        row = [read(thing) for read in reads]
+        row = list(map(int, read(thing)))
         if number < max_count:
             rows.append((labels(thing), row))
         else:
@@ -337,8 +218,8 @@ async def _table(
     if other is not None:
         rows.append((labels(None), other))
     for column, metric in enumerate(metrics):
-        yield prometheus.head(metric.name, metric.kind, metric.help)
-        yield prometheus.values(metric.name, ((label, row[column]) for label, row in rows))
+        yield prometheus.head(metric.metric, metric.kind, metric.help)
+        yield prometheus.values(metric.metric, ((label, row[column]) for label, row in rows))
         await asyncio.sleep(0)
 
 
@@ -392,31 +273,27 @@ def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
 
 
 def _broker(broker: BrokerCore, connection_count: int) -> str:
-    return prometheus.lone(
+    return _lone(
         [
             (
                 "martlet_healthy",
-                "gauge",
                 "1 while messages are accepted, 0 when /ping says why not.",
                 int(broker.health == "OK"),
             ),
-            ("martlet_connections", "gauge", "Clients over TCP.", connection_count),
-            ("martlet_topics", "gauge", "Topics.", len(broker.topics)),
+            ("martlet_connections", "Clients over TCP.", connection_count),
+            ("martlet_topics", "Topics.", len(broker.topics)),
             (
                 "martlet_delayed_messages",
-                "gauge",
                 "Delayed messages that are not due yet.",
                 broker.delays.pending_count,
             ),
             (
                 "martlet_known_producers",
-                "gauge",
                 "Producers whose last sends are known, to recognise repeated ones.",
                 len(broker.producers),
             ),
             (
                 "martlet_repeated_sends_total",
-                "counter",
                 "Repeated sends, which were not stored again.",
                 broker.producers.repeated_count,
             ),
@@ -425,39 +302,35 @@ def _broker(broker: BrokerCore, connection_count: int) -> str:
     )
 
 
-def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]:
+def _transactions(transactions: Transactions) -> list[tuple[str, str, int]]:
     return [
-        (
-            "martlet_transactions_open",
-            "gauge",
-            "Transactions that have not ended.",
-            len(transactions.open),
-        ),
+        ("martlet_transactions_open", "Transactions that have not ended.", len(transactions.open)),
         (
             "martlet_transactions_set_aside",
-            "gauge",
             "Undecided transactions that wait for an operator.",
             sum(t.state is TransactionState.SET_ASIDE for t in transactions.open.values()),
         ),
         (
             "martlet_transactions_committed_total",
-            "counter",
             "Committed transactions.",
             transactions.committed_count,
         ),
         (
             "martlet_transactions_rolled_back_total",
-            "counter",
             "Transactions rolled back.",
             transactions.rolled_back_count,
         ),
         (
             "martlet_transaction_series",
-            "gauge",
             "Series of numbered transactions whose last number is known.",
             len(transactions.series),
         ),
     ]
+
+
+def _lone(rows: Iterable[tuple[str, str, float]]) -> str:
+    """Return metrics without labels, of rows of name, help and value."""
+    return prometheus.lone((name, kind_of(name), text, value) for name, text, value in rows)
 
 
 def _durations(what: str, help_text: str, durations: Histogram) -> str:
@@ -471,7 +344,7 @@ def _durations(what: str, help_text: str, durations: Histogram) -> str:
 def ready_metric(is_ready: bool) -> str:
     """Return the line that says what ``/health/ready`` says."""
     text = "1 while clients can publish and consume here, as /health/ready says."
-    return prometheus.lone([("martlet_ready", "gauge", text, int(is_ready))])
+    return _lone([("martlet_ready", text, int(is_ready))])
 
 
 def process_metrics(lag: LoopLag) -> str:
@@ -494,11 +367,10 @@ def process_metrics(lag: LoopLag) -> str:
         prometheus.head(build, "gauge", "The running version, and Python's.")
         + prometheus.values(build, [(prometheus.label_text(versions), 1)])
         + lag.metrics()
-        + prometheus.lone(
+        + _lone(
             [
                 (
                     "martlet_dropped_log_lines_total",
-                    "counter",
                     "Lines of the process's own log that were dropped, since nobody read them.",
                     LogStream.total_dropped_lines,
                 )
@@ -512,26 +384,23 @@ def process_metrics(lag: LoopLag) -> str:
 
 def _process(fields: Sequence[str], started_s: float) -> str:
     """Return what the system knows of the process, of the fields of its `stat` from the third."""
-    return prometheus.lone(
+    return _lone(
         [
             (
                 "process_cpu_seconds_total",
-                "counter",
                 "Processor time, the system's share included.",
                 time.process_time(),
             ),
             (
                 "process_resident_memory_bytes",
-                "gauge",
                 "Memory in use, mapped files included.",
                 int(fields[21]) * resource.getpagesize(),
             ),
-            ("process_virtual_memory_bytes", "gauge", "Addresses in use.", int(fields[20])),
-            ("process_start_time_seconds", "gauge", "Seconds since 1970.", round(started_s, 2)),
-            ("process_open_fds", "gauge", "Open files.", len(os.listdir("/proc/self/fd"))),
+            ("process_virtual_memory_bytes", "Addresses in use.", int(fields[20])),
+            ("process_start_time_seconds", "Seconds since 1970.", round(started_s, 2)),
+            ("process_open_fds", "Open files.", len(os.listdir("/proc/self/fd"))),
             (
                 "process_max_fds",
-                "gauge",
                 "The limit of open files.",
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             ),

@@ -23,10 +23,12 @@ and the numbers of one report may be taken some milliseconds apart.
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -37,6 +39,7 @@ from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.tracing.latency import Latency, Together, quantiles
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
 from martlet.server.time_slice import TimeSlice
 from martlet.server.tls import suite_name, version_name
 
@@ -46,13 +49,55 @@ if TYPE_CHECKING:
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
+    from martlet.log.commit_log import CommitLog
+    from martlet.options import BrokerOptions
     from martlet.server.data_folder import DataFolder
+    from martlet.server.flusher import Flusher
     from martlet.server.nsq.connection import ClientConnection
+    from martlet.server.observability.histogram import Histogram
     from martlet.server.observability.replication import Replication
 
 Report = dict[str, Any]
 """The answer of ``/stats?format=json``, or a part of it."""
 _Thing = TypeVar("_Thing")
+
+
+def _reporter(fields: Mapping[str, str]) -> Callable[[object], Report]:
+    """Return what reports the attributes of a topic or channel by field. One that several fields
+    have is read once, as a depth takes long.
+    """
+    distinct = list(dict.fromkeys(fields.values()))
+    read, chosen = attrgetter(*distinct), itemgetter(*map(distinct.index, fields.values()))
+    return lambda thing: dict(zip(fields, chosen(read(thing)), strict=True))
+
+
+def _paths(counts: Sequence[Count], *, is_own: bool) -> dict[str, str]:
+    return {count.name: count.path for count in counts if count.is_own == is_own}
+
+
+_NEAR = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+_LATER = "name"
+"""The attribute of fields whose values come later; they have their places in nsqd's order."""
+_topic_fields = _reporter(
+    {
+        "topic_name": "name",
+        "channels": _LATER,
+        **_paths(TOPIC_COUNTS, is_own=False),
+        "paused": "paused",
+        "e2e_processing_latency": _LATER,
+        **_paths(TOPIC_COUNTS, is_own=True),
+    }
+)
+_channel_fields = _reporter(
+    {
+        "channel_name": "name",
+        **_paths(CHANNEL_COUNTS, is_own=False),
+        "clients": _LATER,
+        "paused": "paused",
+        "e2e_processing_latency": _LATER,
+        **_paths(CHANNEL_COUNTS, is_own=True),
+    }
+)
 
 
 class StatsSource:
@@ -146,22 +191,16 @@ async def _topic(
             latencies.add(each.latency)
         if channel in ("", each.name):
             report = await _channel(each, include_clients, published, levels, pace)
-            reports.append(report | (_finishes(each) if channel else {}))
+            if channel:
+                report |= _finishes(each)
+            reports.append(report)
         await pace.rest()
-    depth = topic.depth
-    return {
-        "topic_name": topic.name,
-        "channels": reports,
-        "depth": depth,
-        "backend_depth": depth,
-        "message_count": topic.message_count,
-        "message_bytes": topic.message_bytes,
-        "paused": topic.paused,
-        "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
-        "dropped_count": topic.dropped_count,
-        "refused_count": topic.refused_count,
-        **({"queues": await _queues(topic, pace)} if isinstance(topic, PartitionedTopic) else {}),
-    }
+    report = _topic_fields(topic)
+    report["channels"] = reports
+    report["e2e_processing_latency"] = _latency(latencies if latencies.some else None, levels)
+    if isinstance(topic, PartitionedTopic):
+        report["queues"] = await _queues(topic, pace)
+    return report
 
 
 async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
@@ -189,52 +228,29 @@ async def _channel(
     levels: Sequence[float],
     pace: TimeSlice,
 ) -> Report:
-    depth = channel.depth
     clients: list[Report] = []
     consumers: list[ChannelConsumer] | list[Subscriber] = channel.consumers
     for consumer in consumers.copy() if include_clients else ():
         clients.append(_client(consumer.client, consumer, published))
         await pace.rest()
-    return {
-        "channel_name": channel.name,
-        "depth": depth,
-        "backend_depth": depth,
-        "in_flight_count": channel.in_flight_count,
-        "deferred_count": channel.deferred_count,
-        "message_count": channel.message_count,
-        "requeue_count": channel.requeue_count,
-        "timeout_count": channel.timeout_count,
-        "client_count": len(channel.consumers),
-        "clients": clients if include_clients else None,
-        "paused": channel.paused,
-        "e2e_processing_latency": _latency(channel.latency, levels),
-        "dropped_count": channel.dropped_count,
-        "filtered_count": channel.filtered_count,
-        "dead_letter_count": channel.dead_letter_count,
-        "oldest_message_age_ms": channel.oldest_age_ns // MILLISECOND_NS,
-        **({"rate_per_s": rate} if (rate := channel.parts[0].policy.rate_per_s) else {}),
-        **_kind(channel),
-        **_near(channel),
-    }
-
-
-def _kind(channel: Channel | PartitionedChannel) -> Report:
-    """Report the kind of a channel that is not shared by consumers, as all are in nsqd."""
-    one = channel.parts[0] if isinstance(channel, PartitionedChannel) else channel
-    return {"kind": one.policy.kind} if one.policy.kind != "shared" else {}
+    report = _channel_fields(channel)
+    report["clients"] = clients if include_clients else None
+    report["e2e_processing_latency"] = _latency(channel.latency, levels)
+    report["oldest_message_age_ms"] = channel.oldest_age_ns // MILLISECOND_NS
+    policy = channel.parts[0].policy
+    if policy.rate_per_s:
+        report["rate_per_s"] = policy.rate_per_s
+    if policy.kind != "shared":  # as all channels of nsqd are, by consumers
+        report["kind"] = policy.kind
+    if counts := channel.delivered_near_counts:  # as nsqd, without zeros
+        report |= {name: count for name, count in zip(_NEAR, counts, strict=True) if count}
+    return report
 
 
 def _finishes(channel: Channel | PartitionedChannel) -> Report:
     """Report how long messages took from their publishing to their finish, in buckets."""
     bounds_ms = [bound_ns / MILLISECOND_NS for bound_ns in BOUNDS_NS]
     return {"finish_latency": {"bounds_ms": bounds_ms, "counts": list(channel.finishes.counts)}}
-
-
-def _near(channel: Channel | PartitionedChannel) -> Report:
-    """Report messages by distance, if near consumers are preferred; as nsqd, without zeros."""
-    counts = channel.delivered_near_counts
-    names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
-    return {name: count for name, count in zip(names, counts, strict=False) if count}
 
 
 def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Report:
@@ -298,6 +314,39 @@ def _client(
         report["topology_zone"] = identity.topology_zone
         report["topology_region"] = identity.topology_region
     return report
+
+
+def log_report(
+    log: CommitLog, folder: DataFolder, flusher: Flusher, options: BrokerOptions
+) -> Report:
+    """Report the space that the log has and takes, and how long its flushes and checkpoints take.
+
+    Args:
+        log: of the broker.
+        folder: has the log's files.
+        flusher: has the durations.
+        options: have the limits.
+    """
+    spare_sizes = folder.storage.spare_sizes()
+    disk = os.statvfs(folder.path)
+    return {
+        "disk_bytes": sum(each.capacity for each in log.segments) + sum(spare_sizes),
+        "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+        "min_free_bytes": options.min_free_bytes,
+        "max_disk_bytes": options.max_disk_bytes,
+        "position": log.position,
+        "durable_position": log.durable_position,
+        **_durations("flush", flusher.flushes),
+        **_durations("checkpoint", flusher.checkpoints),
+    }
+
+
+def _durations(name: str, durations: Histogram) -> Report:
+    levels = {"p50": 0.5, "p99": 0.99}
+    return {
+        f"{name}_{level}_ms": None if (at_s := durations.quantile_s(part)) is None else at_s * 1000
+        for level, part in levels.items()
+    }
 
 
 class Pauses:

@@ -6,15 +6,25 @@ The work is done in slices (`martlet.server.time_slice`), channel by channel and
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from martlet import __version__
 from martlet.durations import SECOND_NS, format_duration
 from martlet.go_json import go_json
+from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
 from martlet.server.observability.stats import Report
 from martlet.server.time_slice import TimeSlice
 
+
+def _layout(counts: Iterable[Count]) -> str:
+    """Return the format of a line's counts; the count of messages is the last, as in nsqd's."""
+    shown = [count for count in counts if count.text]
+    shown.sort(key=lambda count: count.name == "message_count")
+    return " ".join(count.text.replace("%", f"%({count.name})") for count in shown)
+
+
+_TOPIC, _CHANNEL = _layout(TOPIC_COUNTS), _layout(CHANNEL_COUNTS)
 _MAX_AT_ONCE = 16
 """How many channels, without clients, are written in one step."""
 
@@ -110,18 +120,11 @@ async def report_text(
 async def topic_text(topic: Report, now_ns: int, pace: TimeSlice) -> str:
     """Return a topic with its channels and their clients as text."""
     mark = "*P " if topic["paused"] else "   "
-    lines = [
-        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
-        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
-        f" e2e%: {_shown_latency(topic)}"
-    ]
+    lines = [f"{mark}[{topic['topic_name']:<15}] {_TOPIC % topic} e2e%: {_shown_latency(topic)}"]
     for channel in topic["channels"]:
         mark = "   *P " if channel["paused"] else "      "
         lines.append(
-            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
-            f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
-            f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
+            f"{mark}[{channel['channel_name']:<25}] {_CHANNEL % channel}"
             f" e2e%: {_shown_latency(channel)}"
         )
         await pace.rest()

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from martlet.durations import SECOND_NS
 from martlet.names import is_ephemeral
+from martlet.schema.counts import CHANNEL_COUNTS, COUNTER, TOPIC_COUNTS, Count
 from martlet.server.observability.stats import Report, pauses
 from martlet.server.time_slice import TimeSlice
 
@@ -35,20 +36,18 @@ log = logging.getLogger(__name__)
 
 _OPEN_S = 1.0
 """The timeout for resolving the receiver's address."""
-_TOPIC_COUNTERS = ("message_count", "message_bytes")
-_TOPIC_GAUGES = ("depth", "backend_depth")
-_CHANNEL_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
-_CHANNEL_COUNTERS = ("requeue_count", "timeout_count")
-_MEMORY_GAUGES = (
-    "heap_objects",
-    "heap_idle_bytes",
-    "heap_in_use_bytes",
-    "heap_released_bytes",
-    "gc_pause_usec_100",
-    "gc_pause_usec_99",
-    "gc_pause_usec_95",
-    "next_gc_bytes",
-)
+
+
+def _sent(counts: Iterable[Count]) -> list[tuple[str, str, bool]]:
+    """Return what statsd gets, in nsqd's order, where counts of messages are the first: the name
+    here and in ``/stats``, and whether it is a counter.
+    """
+    sent = [count for count in counts if count.statsd]
+    sent.sort(key=lambda count: not count.name.startswith("message_"))
+    return [(count.statsd, count.name, count.kind == COUNTER) for count in sent]
+
+
+_TOPIC_COUNTS, _CHANNEL_COUNTS = _sent(TOPIC_COUNTS), _sent(CHANNEL_COUNTS)
 
 
 def expand_prefix(template: str, address: str, port: int) -> str:
@@ -117,29 +116,27 @@ class Statsd:
         if not self._is_reported(topic["topic_name"]):
             return
         name = f"topic.{topic['topic_name']}"
-        for field in _TOPIC_COUNTERS:
-            yield self._counter(f"{name}.{field}", topic[field])
-        for field in _TOPIC_GAUGES:
-            yield self._gauge(f"{name}.{field}", topic[field])
-        yield from self._latencies(name, topic)
+        yield from self._lines(_TOPIC_COUNTS, name, topic)
         for channel in topic["channels"]:
             if self._is_reported(channel["channel_name"]):
-                yield from self._channel_lines(name, channel)
+                of = f"{name}.channel.{channel['channel_name']}"
+                yield from self._lines(_CHANNEL_COUNTS, of, channel)
 
-    def _channel_lines(self, topic: str, channel: Report) -> Iterator[str]:
-        name = f"{topic}.channel.{channel['channel_name']}"
-        yield self._counter(f"{name}.message_count", channel["message_count"])
-        for field in _CHANNEL_GAUGES:
-            yield self._gauge(f"{name}.{field}", channel[field])
-        for field in _CHANNEL_COUNTERS:
-            yield self._counter(f"{name}.{field}", channel[field])
-        yield self._gauge(f"{name}.clients", channel["client_count"])
-        yield from self._latencies(name, channel)
+    def _lines(
+        self, counts: Sequence[tuple[str, str, bool]], name: str, report: Report
+    ) -> Iterator[str]:
+        for sent, field, is_counter in counts:
+            if is_counter:
+                yield self._counter(f"{name}.{sent}", report[field])
+            else:
+                yield self._gauge(f"{name}.{sent}", report[field])
+        yield from self._latencies(name, report)
 
     def memory_lines(self, memory: Report) -> Iterator[str]:
         """Return the lines of the process."""
-        for field in _MEMORY_GAUGES:
-            yield self._gauge(f"mem.{field}", memory[field])
+        for name, value in memory.items():
+            if name != "gc_total_runs":
+                yield self._gauge(f"mem.{name}", value)
         yield self._counter("mem.gc_runs", memory["gc_total_runs"])
 
     def _is_reported(self, name: str) -> bool:

@@ -150,7 +150,7 @@ async def test_topics_beyond_the_limit_are_added_up() -> None:
         found = await scrape(broker)
         for metrics, count in ((TOPIC_METRICS, 4), (CHANNEL_METRICS, 4)):
             for metric in metrics:
-                assert sum(name == metric.name for name, _ in found) == count
+                assert sum(name == metric.metric for name, _ in found) == count
         published = "topic_published_messages_total"
         assert [found.of(published, topic=f"t{number}") for number in range(3)] == [1, 2, 3]
         assert found.of(published, topic=OTHER) == 4 + 5 + 6

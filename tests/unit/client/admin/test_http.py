@@ -257,7 +257,8 @@ async def test_a_refusal_has_its_text(
 
 
 async def test_an_unexpected_answer_names_the_path_and_the_field() -> None:
-    topics = {**STATS, "topics": [{"topic_name": 1, "channels": []}]}
+    counts = dict.fromkeys(("depth", "backend_depth", "message_count"), 0)
+    topics = {**STATS, "topics": [{"topic_name": 1, "channels": [], **counts}]}
     async with served(Recorded(topics)) as address, Admin(address) as admin:
         with pytest.raises(AdminError, match=r"unintelligible answer to /stats: .*topic_name: '1'"):
             await admin.topics.list()
