@@ -21,9 +21,9 @@ import uvloop
 
 from bench.flags import parse
 from bench.inprocess import BODY, Client, serving
-from martlet.durations import parse_duration
 from martlet.log.single_record import lone_length
 from martlet.protocol.nsq import commands
+from martlet.text import parse_duration
 
 Measured = tuple[float, float, float, float]
 """Mean, 99th percentile and maximum in microseconds, and bytes of the journal a second."""

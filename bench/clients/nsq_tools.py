@@ -16,7 +16,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from martlet.durations import parse_duration
+from martlet.text import parse_duration
 
 MAX_EXTRA_S = 60.0
 

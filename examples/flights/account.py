@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from examples.flights.archiving import ArchiveContents
 from examples.flights.report import Report, differing
-from martlet.plural import counted
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

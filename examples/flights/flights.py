@@ -14,7 +14,7 @@ import numpy as np
 
 from examples.flights.board import DemoFailed
 from examples.flights.report import CarrierLine, Report
-from martlet.extras import how_to_install
+from martlet.text import how_to_install
 
 if TYPE_CHECKING:
     import pandas as pd

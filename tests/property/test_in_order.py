@@ -26,8 +26,8 @@ from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.buffer import BufferedMessage
 from martlet.client.consumer.in_order import InOrderAcks
 from martlet.client.transport.connection import Connection
-from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq.message_run import MessageRun
+from martlet.text import MILLISECOND_NS
 
 TIMEOUT_NS = 5 * SECOND_NS
 

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from martlet.extras import how_to_install
+from martlet.text import how_to_install
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = (".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".service", "Dockerfile", "run")

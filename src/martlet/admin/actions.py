@@ -18,10 +18,9 @@ from martlet.admin.cluster import ChannelTotals
 from martlet.admin.guard import user_of
 from martlet.admin.inputs import MAX_CHOSEN, ActionRefused, Inputs
 from martlet.client.admin import Admin, AdminError, Answers
-from martlet.durations import parse_duration
 from martlet.names import NAME_RULE, is_valid_name
-from martlet.plural import counted
 from martlet.properties.model import MAX_PRIORITY
+from martlet.text import counted, parse_duration
 
 TYPED_FROM = 1000
 """From more messages on, the name must be typed before they are removed."""

@@ -1,7 +1,7 @@
 """What every request passes: the host it names, the site it comes from, its user.
 
 A page on another site can make a browser send requests here, with the browser's address and
-passwords: see `martlet.browsing`. ``Host`` must be a literal address, ``localhost``, or one of
+passwords: see `martlet.http_requests`. ``Host`` must be a literal address, ``localhost``, or one of
 ``--allowed-host``, and what changes something must come from this site, or from a program.
 
 Pages are answered under a content security policy that runs no script but the page's own files.
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from martlet.admin.audit import AuditLog, RefusalReason
 from martlet.admin.users import NotAuthenticated, Role, User, Users
-from martlet.browsing import PROXIED, SAFE_METHODS, host_of, is_address, is_of_other_site
+from martlet.http_requests import PROXIED, SAFE_METHODS, host_of, is_address, is_of_other_site
 from martlet.options.admin import AdminOptions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -21,12 +21,12 @@ from multidict import MultiMapping
 from martlet.admin.cluster import ClusterView
 from martlet.admin.site import SITE, Site
 from martlet.client.admin import Admin, AdminError, AdminNotFound, AnswerPage, Position
-from martlet.durations import MILLISECOND_NS
 from martlet.names import ID_RULE, NAME_RULE, is_message_id, is_valid_name
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError
 from martlet.schema.operation import RequestT
 from martlet.schema.read import Refusal, fields_of, is_position, read_request, type_of
+from martlet.text import MILLISECOND_NS
 
 Form = MultiMapping[str]
 T = TypeVar("T")

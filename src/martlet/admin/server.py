@@ -28,8 +28,8 @@ from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.client.admin.http import plain_first
 from martlet.http_connection import GONE_STATUS, HttpConnection, body_timer, is_gone
+from martlet.http_requests import read_tokens
 from martlet.log.open_files import Acceptor
-from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
 
 STATIC = Path(__file__).parent / "static"

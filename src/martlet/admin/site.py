@@ -23,7 +23,7 @@ from martlet.admin.undos import Undos
 from martlet.client.admin import Admin
 from martlet.client.copied_folder import WAY_OUT
 from martlet.options.admin import AdminOptions
-from martlet.visible import visible
+from martlet.text import visible
 
 _EVENT_STREAM = "text/event-stream"
 MAX_STREAMS = 200

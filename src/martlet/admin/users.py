@@ -23,9 +23,9 @@ from enum import IntEnum
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from martlet.browsing import PROXIED
-from martlet.extras import how_to_install
+from martlet.http_requests import PROXIED
 from martlet.options.admin import AdminOptions
+from martlet.text import how_to_install
 
 _MAX_CHECKED = 256
 """The maximum of remembered passwords: bcrypt takes long on purpose."""

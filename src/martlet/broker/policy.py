@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
-from martlet.visible import shown_value
+from martlet.text import shown_value
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MAX_TAGS = 256

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from martlet.broker.policy import BadPolicy, Policy
-from martlet.durations import MILLISECOND_NS, parse_duration, parse_size
+from martlet.text import MILLISECOND_NS, parse_duration, parse_size
 
 
 def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:

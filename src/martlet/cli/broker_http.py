@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.client.admin import Admin
-from martlet.durations import SECOND_NS
-from martlet.operator_tokens import read_tokens
+from martlet.http_requests import read_tokens
 from martlet.options.addresses import AddressOptions, check_trusted, trusted_brokers_option
 from martlet.options.checks import require_name
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
+from martlet.text import SECOND_NS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from martlet.broker.errors import WritesRefused
 from martlet.cli import progress
-from martlet.durations import parse_size
 from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
 from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
-from martlet.plural import counted
 from martlet.server.broker_identity import WrongVersion
+from martlet.text import counted, parse_size
 
 _MIB = 1 << 20
 _DESCRIPTION = """\

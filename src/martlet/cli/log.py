@@ -40,7 +40,6 @@ from martlet.broker.tracing.counters import (
     unpack_accounts,
 )
 from martlet.broker.tracing.recorder import TraceChunk
-from martlet.durations import readable_size
 from martlet.log import checkpoint_file
 from martlet.log.atomic_batches import entry_of
 from martlet.log.folder import CutFile, Folder, NoLog
@@ -55,9 +54,9 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.verify import Verification, verify
-from martlet.plural import counted
 from martlet.properties.block import Block
 from martlet.properties.model import Properties
+from martlet.text import counted, readable_size
 
 _MAX_SHOWN = 120
 """The maximum number of characters of a body or of JSON shown without ``--json``."""

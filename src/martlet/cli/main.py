@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from martlet import __version__
 from martlet.cli import pipe
-from martlet.extras import how_to_install
+from martlet.text import how_to_install
 
 
 class Command(NamedTuple):

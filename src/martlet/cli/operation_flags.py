@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from msgspec import inspect
 
 from martlet.cli.broker_http import BrokerHttpOptions
-from martlet.durations import MILLISECOND_NS
 from martlet.options.checks import parse_time, require_action
 from martlet.options.flag import Flag, OptionError, option
 from martlet.schema.operation import Operation, OperationRequest, RequestT
@@ -30,6 +29,7 @@ from martlet.schema.read import (
     type_of,
     words_of,
 )
+from martlet.text import MILLISECOND_NS
 
 T = TypeVar("T", bound="OperationOptions")
 R = TypeVar("R")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cli import start, tool
-from martlet.extras import how_to_install
 from martlet.options.checks import unknown_word
+from martlet.text import how_to_install
 
 JOBS = {
     "archive": "archive topics as a growing table of Parquet files",

@@ -35,8 +35,8 @@ from martlet import __version__
 from martlet.client.consumer.batch import Decoded
 from martlet.client.consumer.message import MessageView, ReceivedMessage
 from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
-from martlet.extras import how_to_install
 from martlet.properties.model import Properties
+from martlet.text import how_to_install
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -66,8 +66,8 @@ from martlet.client.transactions.transaction import Contribution, Transaction
 from martlet.client.transport.backoff import Backoff, LinearDelay
 from martlet.client.transport.identity import Identity
 from martlet.client.transport.tls import Tls
+from martlet.names import PutStatus
 from martlet.properties.model import Properties
-from martlet.put_status import PutStatus
 
 if TYPE_CHECKING:
     from martlet.client.admin.admin import Admin

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from martlet.outage import Outage
+from martlet.unreachable import Outage
 
 if TYPE_CHECKING:
     import ssl

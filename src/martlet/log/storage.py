@@ -28,8 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from martlet.durations import readable_size
 from martlet.private_files import make_private_folder, private_opener
+from martlet.text import readable_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a lack of space, which may pass."""

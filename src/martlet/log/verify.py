@@ -44,7 +44,7 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import Segment
-from martlet.plural import counted
+from martlet.text import counted
 
 _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")

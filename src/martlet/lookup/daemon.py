@@ -9,9 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from martlet.browsing import own_hosts
-from martlet.durations import SECOND_NS
-from martlet.go_json import go_json
+from martlet.http_requests import own_hosts
 from martlet.log.open_files import Acceptor
 from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import LookupConnection
@@ -21,6 +19,7 @@ from martlet.options import LookupOptions
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import BEAT_NS, Clock
 from martlet.server.listening_socket import listen, port_of, shown
+from martlet.text import SECOND_NS, go_json
 
 if TYPE_CHECKING:
     from martlet.server.http.server import HttpServer

@@ -30,7 +30,7 @@ from typing import Any
 from martlet.migration.diskqueue import DiskQueue, QueueFile, open_queue
 from martlet.migration.findings import Findings
 from martlet.names import is_ephemeral, is_valid_name
-from martlet.plural import counted
+from martlet.text import counted
 
 _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?:(?P<number>\d{6,})|meta)\.dat(?P<bad>\.bad)?")
 _OLD_METADATA = re.compile(r"nsqd\.\d+\.dat")

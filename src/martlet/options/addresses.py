@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
-from martlet.operator_tokens import (
-    SETTING,
+from martlet.http_requests import (
+    TOKEN_SETTING,
+    TOKEN_VARIABLE,
     TRUSTED_FLAG,
     TRUSTED_SETTING,
     TRUSTED_VARIABLE,
-    VARIABLE,
     TrustedBrokers,
 )
 from martlet.options.flag import OptionError, option
@@ -60,7 +60,7 @@ class ClientSetting(NamedTuple):
 SETTINGS: Mapping[str, ClientSetting] = {
     "address": ClientSetting("MARTLET_ADDRESS", True, "HTTP addresses of brokers"),
     "lookup": ClientSetting("MARTLET_LOOKUP", True, "HTTP addresses of lookup daemons"),
-    SETTING: ClientSetting(VARIABLE, False, "the file with an operator's token"),
+    TOKEN_SETTING: ClientSetting(TOKEN_VARIABLE, False, "the file with an operator's token"),
     TRUSTED_SETTING: ClientSetting(
         TRUSTED_VARIABLE, True, "brokers that get the token where a lookup daemon names them"
     ),

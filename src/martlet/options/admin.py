@@ -8,7 +8,6 @@ from ipaddress import ip_network
 from typing import ClassVar
 
 from martlet.addresses import is_loopback
-from martlet.durations import SECOND_NS
 from martlet.options.addresses import (
     AddressOptions,
     address_option,
@@ -19,6 +18,7 @@ from martlet.options.addresses import (
 from martlet.options.flag import OptionError, Size, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
 from martlet.options.storage import MIB
+from martlet.text import SECOND_NS
 
 _HIGHEST_PORT = 65535
 _NO_GRAPHITE = "rates are the page's own"

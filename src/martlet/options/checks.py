@@ -8,9 +8,9 @@ from contextlib import suppress
 from datetime import datetime
 
 from martlet.addresses import Address
-from martlet.durations import SECOND_NS, parse_duration
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.options.flag import OptionError
+from martlet.text import SECOND_NS, parse_duration
 
 _SECONDS = re.compile(r"\d+(\.\d+)?")
 

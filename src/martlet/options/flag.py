@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from martlet.durations import MILLISECOND_NS, format_duration, parse_duration, parse_size
+from martlet.text import MILLISECOND_NS, format_duration, parse_duration, parse_size
 
 
 class OptionError(ValueError):

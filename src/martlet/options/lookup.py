@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from martlet.durations import MINUTE_NS, SECOND_NS
 from martlet.options.flag import option
 from martlet.options.options import LogOptions
+from martlet.text import MINUTE_NS, SECOND_NS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from martlet.durations import MILLISECOND_NS, MINUTE_NS
 from martlet.options.flag import option
 from martlet.options.options import LogOptions
+from martlet.text import MILLISECOND_NS, MINUTE_NS
 
 
 def default_node_id(hostname: str) -> int:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from martlet import operator_tokens
-from martlet.durations import SECOND_NS
+from martlet.http_requests import TOKEN_SETTING, TOKEN_VARIABLE
 from martlet.options.addresses import default_of
 from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
+from martlet.text import SECOND_NS
 
 
 def connect_timeout(
@@ -33,13 +33,13 @@ def request_timeout(
 def _default_token_file() -> str:
     # Wrong addresses in the config file are an error of the commands that need them.
     with suppress(OptionError):
-        return "".join(default_of(operator_tokens.SETTING))
+        return "".join(default_of(TOKEN_SETTING))
     return ""
 
 
 def operator_token_file(more: str = "") -> Any:
     """``--operator-token-file`` of a client, by default what the environment says."""
-    variable = operator_tokens.VARIABLE
+    variable = TOKEN_VARIABLE
     return option(
         _default_token_file,
         f"the file with the token by which brokers know an operator{more} (default: ${variable})",

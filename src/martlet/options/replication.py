@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.addresses import Address, is_loopback, is_wildcard
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.names import is_valid_name
 from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.options.flag import Removed, Size, option
 from martlet.options.options import Options
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 MIB = 1024 * 1024
 _NO_SCAN = "nothing is scanned: timeouts fire from exact timers"

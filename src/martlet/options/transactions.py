@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.durations import HOUR_NS, MILLISECOND_NS, SECOND_NS
 from martlet.options.flag import Size, option
 from martlet.options.options import Options
+from martlet.text import HOUR_NS, MILLISECOND_NS, SECOND_NS
 
 MIB = 1024 * 1024
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jinja2
 from markupsafe import Markup
 
-from martlet.visible import visible
+from martlet.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.addresses import Address
-from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.addresses import (
     HOW_TO_NAME,
     address_option,
@@ -17,6 +16,7 @@ from martlet.options.addresses import (
 from martlet.options.flag import OptionError, option
 from martlet.options.network import operator_token_file
 from martlet.options.options import LogOptions
+from martlet.text import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.plural import counted
 from martlet.spark.read.offsets import flatten
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.epochs import EpochRange, common_position
-from martlet.put_status import PUBLISH_AGAIN
+from martlet.names import PUBLISH_AGAIN
 from martlet.replica.confirmation import Confirmation
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.replica_set import ReplicaSet, Seen

@@ -15,9 +15,7 @@ from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.eviction import Eviction
 from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.retention.reclaim import HistoryReclaimer
-from martlet.durations import MILLISECOND_NS
 from martlet.layer.layer import SPACE_BYTES
-from martlet.plural import counted
 from martlet.protocol.nsq.v2 import ProtocolLimits
 from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.clock import Clock
@@ -45,6 +43,7 @@ from martlet.server.rpc.begun_transactions import transaction_limits
 from martlet.server.rpc.registry import CallRegistry
 from martlet.server.server import Server
 from martlet.server.tls import server_context
+from martlet.text import MILLISECOND_NS, counted
 
 if TYPE_CHECKING:
     import ssl

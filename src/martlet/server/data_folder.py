@@ -9,7 +9,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from martlet.durations import readable_size
 from martlet.log.checkpoint_file import NAME as CHECKPOINT
 from martlet.log.cut import FOLDER as CUT
 from martlet.log.storage import BESIDE_BYTES, DiskStorage, FolderInUse, StorageFull
@@ -18,6 +17,7 @@ from martlet.private_files import make_private
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.broker_identity import broker_identity
 from martlet.server.keys.indexer import KeyIndexer
+from martlet.text import readable_size
 
 _FLAG = "--data-path"
 _OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from martlet.durations import MILLISECOND_NS
 from martlet.server.rpc.arguments import CallError
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.server.rpc.arguments import CallArguments

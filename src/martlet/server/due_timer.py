@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from martlet.durations import SECOND_NS, format_duration
 from martlet.server.clock import BEAT_NS
+from martlet.text import SECOND_NS, format_duration
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -32,8 +32,8 @@ from martlet.broker.retention.checkpoint import (
 )
 from martlet.log.segmented import FlushJob
 from martlet.log.storage import FULL
-from martlet.outage import Outage
 from martlet.server.observability.histogram import Histogram
+from martlet.unreachable import Outage
 
 QUICK_S = 0.0005
 """The maximum duration of recent flushes with which the next one may run in the event loop."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from martlet.browsing import own_hosts
+from martlet.http_requests import own_hosts
 from martlet.log.open_files import Acceptor
 from martlet.options import BrokerOptions, TlsRequired
 from martlet.server.http.access import Operators

@@ -24,14 +24,14 @@ from martlet import unreachable
 from martlet.addresses import lookup_address
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.durations import SECOND_NS
-from martlet.http_answer import load_aiohttp, read_json
+from martlet.http_requests import load_aiohttp, read_json
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.options.flag import OptionError
-from martlet.outage import Outage
 from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.frames import http_answered
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.text import SECOND_NS
+from martlet.unreachable import Outage
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter_ns
 
-from martlet.durations import MILLISECOND_NS
+from martlet.text import MILLISECOND_NS
 
 SLICE_NS = 2 * MILLISECOND_NS
 

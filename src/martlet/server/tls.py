@@ -21,8 +21,8 @@ from __future__ import annotations
 import ssl
 import warnings
 
-from martlet.extras import how_to_install
 from martlet.options import BrokerOptions
+from martlet.text import how_to_install
 
 HANDSHAKE_S = 5.0
 _MUST_SHOW = frozenset({"require", "require-verify"})

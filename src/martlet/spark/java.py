@@ -29,8 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet.extras import how_to_install
 from martlet.spark.start_script import NoShim, shim
+from martlet.text import how_to_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

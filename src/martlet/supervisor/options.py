@@ -6,9 +6,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
+from martlet.text import SECOND_NS
 
 REPLICA_PORT_STEP = 30
 """The distance of a replica's ports from those of the one before: 4150, 4180, 4210."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from martlet.addresses import Address, is_host
-from martlet.operator_tokens import FLAG, TRUSTED_FLAG
+from martlet.http_requests import TOKEN_FLAG, TRUSTED_FLAG
 from martlet.options import LogLevel
 from martlet.supervisor.options import (
     EVERYWHERE,
@@ -76,7 +76,7 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
             f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup
         )
         token_file = options.operator_token_file
-        tokens = (f"--{FLAG}={token_file}",) if token_file else ()
+        tokens = (f"--{TOKEN_FLAG}={token_file}",) if token_file else ()
         arguments = (*lookup_flags, *tokens, *broker_arguments)
         brokers = [
             broker
@@ -107,7 +107,7 @@ def _admin(
     arguments = (
         *("admin", *_logged(options, options.admin_config), f"--http-address={http}"),
         *(f"--{kind}-http-address={_reached(each.http_address)}" for each in servers),
-        *([f"--{FLAG}={token_file}"] if token_file else []),
+        *([f"--{TOKEN_FLAG}={token_file}"] if token_file else []),
         # The lookup daemon may name others, too.
         *(f"--{TRUSTED_FLAG}={each}" for each in _registered(options, brokers) if lookup),
     )

@@ -14,8 +14,8 @@ import pytest
 from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub, until
 
 from martlet.cli.main import main
-from martlet.durations import readable_size
 from martlet.testing import BrokerProcess
+from martlet.text import readable_size
 
 pytestmark = pytest.mark.crash
 

@@ -23,9 +23,9 @@ import pytest
 from tests.interop.broker.topic_cases import Stage, id_of
 from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 
-from martlet.go_json import go_json
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
+from martlet.text import go_json
 
 TOOLS = Path(NSQD).parent if NSQD else Path("/nowhere")
 pytestmark = [

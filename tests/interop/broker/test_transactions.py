@@ -14,9 +14,9 @@ from tests.interop.connections import connect
 
 from martlet.client.errors import CallRefused
 from martlet.client.transport.connection import Connection
-from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
+from martlet.text import MILLISECOND_NS
 
 
 async def add(

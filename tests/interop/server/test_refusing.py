@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from tests.crash.wire import Refused, Wire, drain, mpub, until
 
-from martlet.durations import readable_size
 from martlet.testing import Broker
+from martlet.text import readable_size
 
 pytestmark = pytest.mark.interop
 

@@ -13,8 +13,8 @@ from tests.admin_page import Page, page_of
 
 from martlet.admin.nsqadmin import api
 from martlet.admin.nsqadmin.cluster import _version, add_channel, add_topic, new_channel, new_topic
-from martlet.go_json import go_json
 from martlet.testing import Broker
+from martlet.text import go_json
 
 GONE = "127.0.0.1:1"
 JSON = {"Content-Type": "application/json"}

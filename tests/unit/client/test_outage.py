@@ -16,9 +16,8 @@ from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 from martlet.client.transport.identity import Identity
-from martlet.outage import MAX_REASONS, Outage
 from martlet.protocol.nsq.frames import BadFrame, FrameSplitter
-from martlet.unreachable import is_tcp_port, loss, reason
+from martlet.unreachable import MAX_REASONS, Outage, is_tcp_port, loss, reason
 
 QUICK = Backoff(first_s=0.001, max_s=0.001)
 

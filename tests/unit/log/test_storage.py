@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from martlet.durations import readable_size
 from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
+from martlet.text import readable_size
 
 SEGMENT_BYTES = 1 << 16
 

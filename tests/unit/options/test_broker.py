@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from martlet.durations import SECOND_NS
 from martlet.options import (
     BrokerOptions,
     LogLevel,
@@ -12,6 +11,7 @@ from martlet.options import (
     TlsVersion,
 )
 from martlet.options.metrics import default_node_id
+from martlet.text import SECOND_NS
 
 
 def _words(text: str) -> set[str]:

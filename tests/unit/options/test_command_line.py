@@ -8,8 +8,8 @@ import pytest
 
 from martlet.cli import start
 from martlet.cli.servers.broker import arguments, main
-from martlet.durations import SECOND_NS
 from martlet.options import BrokerOptions, LogLevel, OptionError, TlsRequired
+from martlet.text import SECOND_NS
 
 
 def read(*argv: str) -> dict[str, Any]:

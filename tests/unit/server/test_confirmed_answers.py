@@ -19,7 +19,7 @@ from tests.unit.server.held_broker import HeldBroker, HeldDisk, HeldReplicas, he
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.errors import WritesRefused
-from martlet.browsing import SAFE_METHODS
+from martlet.http_requests import SAFE_METHODS
 from martlet.protocol.nsq import commands, v2
 from martlet.server.http.request import Request
 from martlet.server.http.routes import when_settled

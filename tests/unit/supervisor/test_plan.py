@@ -10,11 +10,11 @@ import pytest
 from martlet.cli import start
 from martlet.cli.servers import admin, up
 from martlet.cli.servers.broker import arguments
-from martlet.extras import how_to_install
 from martlet.options import OptionError
 from martlet.options.admin import AdminOptions
 from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import plan
+from martlet.text import how_to_install
 
 
 def test_brokers_are_a_hundred_ports_apart() -> None:

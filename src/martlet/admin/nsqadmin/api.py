@@ -40,10 +40,10 @@ from martlet.admin.nsqadmin.cluster import (
 )
 from martlet.admin.site import SITE, Site
 from martlet.client.admin.http import plain_first
-from martlet.go_json import go_json
 from martlet.names import is_valid_name
 from martlet.options.admin import AdminOptions
 from martlet.options.flag import OptionError
+from martlet.text import go_json
 
 _MAX_CONFIG_BYTES = 1 << 20
 _EXPONENTS_FROM = 1e21

@@ -27,8 +27,6 @@ from martlet.client.admin import (
     DeadLetterMessage,
     Moved,
 )
-from martlet.durations import MILLISECOND_NS
-from martlet.plural import counted
 from martlet.schema.dead_letters import (
     REASONS,
     PurgeDeadLetters,
@@ -36,6 +34,7 @@ from martlet.schema.dead_letters import (
     SelectedDeadLetters,
     ShowDeadLetters,
 )
+from martlet.text import MILLISECOND_NS, counted
 
 _MAX_TOPICS = 100
 _MAX_GROUPED = 1000

@@ -20,8 +20,8 @@ from martlet.client.admin import (
     DelayedAdmin,
     DelayedMessage,
 )
-from martlet.plural import counted
 from martlet.schema.delayed import ListDelayed
+from martlet.text import counted
 
 _MAX_TOPICS = 100
 _AT_ONCE = 8

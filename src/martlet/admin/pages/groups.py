@@ -12,8 +12,8 @@ from martlet.admin.inputs import Inputs
 from martlet.admin.listing import Column, listing
 from martlet.admin.site import SITE
 from martlet.client.admin import GroupAdmin, GroupSummary
-from martlet.plural import counted
 from martlet.schema.groups import ResetGroup
+from martlet.text import counted
 
 _MAX_LINES = 50
 _TO = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from martlet.admin.inputs import ActionRefused
 from martlet.client.admin import Admin, AdminError, LogMessage, LogQueue
-from martlet.durations import MILLISECOND_NS
+from martlet.text import MILLISECOND_NS
 
 MAX_FOUND = 50
 MAX_LOOKED = 20_000

@@ -8,7 +8,7 @@ from martlet.admin import shown
 from martlet.admin.actions import Action, Preview, with_failures
 from martlet.admin.inputs import ActionRefused, Inputs
 from martlet.admin.undos import Undo
-from martlet.plural import counted
+from martlet.text import counted
 
 
 def _undo(inputs: Inputs) -> Undo:

@@ -14,8 +14,8 @@ from martlet.admin.site import SITE
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.broker.policy_words import read, written
 from martlet.client.admin import Answers, ReplayResult, TopicDescription
-from martlet.plural import counted
 from martlet.schema.topics import MAX_QUEUES
+from martlet.text import counted
 
 _MAX_LINES = 50
 _TO = {

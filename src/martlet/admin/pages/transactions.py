@@ -12,8 +12,8 @@ from martlet.admin.inputs import Inputs, inputs_of
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.site import SITE
 from martlet.client.admin import AdminNotFound, TransactionAdmin
-from martlet.plural import counted
 from martlet.schema.transactions import CommitTransaction, EndTransaction, ShowTransaction
+from martlet.text import counted
 
 _MAX_LISTED = 500
 _MAX_SHOWN = 100

@@ -26,9 +26,9 @@ from martlet.broker.queue.oldest import oldest_age_ns
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import NORMAL_PRIORITY
 from martlet.rate_limit import TokenBucket
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.channel.client import Client

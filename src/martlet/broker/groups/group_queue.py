@@ -27,7 +27,7 @@ from martlet.broker.groups.membership import Membership
 from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.durations import MILLISECOND_NS
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.groups.fetch import Fetched

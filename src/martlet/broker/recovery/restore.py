@@ -40,7 +40,6 @@ from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_messages import HalfTopic
-from martlet.durations import SECOND_NS, format_duration
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog
@@ -52,6 +51,7 @@ from martlet.log.recovery import LogDamage, RecoveryReport, scan
 from martlet.log.segmented import spans
 from martlet.log.storage import Segment, Storage
 from martlet.names import is_ephemeral
+from martlet.text import SECOND_NS, format_duration
 
 _NO_POSITION = 1 << 64
 """A position behind all others."""

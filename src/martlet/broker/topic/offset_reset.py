@@ -23,7 +23,7 @@ from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.topic.rewind import channel_from, offset_at
 from martlet.names import is_ephemeral
-from martlet.plural import counted
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel

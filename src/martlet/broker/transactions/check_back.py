@@ -29,7 +29,7 @@ from martlet.broker.transactions.state import (
     TransactionState,
     after,
 )
-from martlet.plural import counted
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule

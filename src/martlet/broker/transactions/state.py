@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
 from martlet.broker.journal.entries import HalfBatch, HalfBatchEntry, TransactionRecord
-from martlet.plural import counted
+from martlet.text import counted
 
 MAX_ID_LENGTH = 255
 MAX_GROUP_LENGTH = 255

@@ -18,10 +18,9 @@ from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, body_text, json_line, laid_out, local_time, printable
 from martlet.client.admin import DeadLetterAdmin, DeadLetterMessage, DeadLetterTopicCounts
-from martlet.durations import MILLISECOND_NS
 from martlet.options.flag import option
-from martlet.plural import counted
 from martlet.schema import dead_letters as schema
+from martlet.text import MILLISECOND_NS, counted
 
 
 @with_flags_of(list=schema.LIST, show=schema.SHOW, redrive=schema.REDRIVE, purge=schema.PURGE)

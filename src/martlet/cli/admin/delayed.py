@@ -16,9 +16,9 @@ from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import json_line, local_time
 from martlet.client.admin import DelayedAdmin, DelayedMessage
 from martlet.options.flag import option
-from martlet.plural import counted
 from martlet.schema import delayed as schema
 from martlet.schema.read import Refusal
+from martlet.text import counted
 
 
 class _CancelSome(schema.CancelDelayed, kw_only=True):

@@ -21,10 +21,9 @@ from martlet.client.admin import (
     GroupReset,
     GroupSummary,
 )
-from martlet.durations import MILLISECOND_NS
 from martlet.options.flag import OptionError, option
-from martlet.plural import counted
 from martlet.schema.groups import DESCRIBE, LIST, RESET, ResetGroupTo
+from martlet.text import MILLISECOND_NS, counted
 
 
 @with_flags_of(list=LIST, describe=DESCRIBE, reset=RESET)

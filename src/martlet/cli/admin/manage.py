@@ -25,7 +25,7 @@ from martlet.client.admin import (
 )
 from martlet.options.checks import unknown_word
 from martlet.options.flag import option
-from martlet.plural import counted
+from martlet.text import counted
 
 
 def _force() -> Any:

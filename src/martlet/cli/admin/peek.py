@@ -15,8 +15,8 @@ from martlet.cli import tool
 from martlet.cli.broker_http import ChannelOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import body_text, json_line, printable
-from martlet.extras import how_to_install
 from martlet.options.flag import OptionError, Size, option
+from martlet.text import how_to_install
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ from martlet.cli.broker_http import ChannelOptions
 from martlet.client.admin import AdminError, Answers, ReplayResult
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError, option
-from martlet.plural import counted
+from martlet.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

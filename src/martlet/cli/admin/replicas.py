@@ -10,12 +10,10 @@ from pathlib import Path
 
 from martlet.cli import tool
 from martlet.cli.text import age, json_line, laid_out, printable
-from martlet.durations import SECOND_NS
 from martlet.options import LogOptions
 from martlet.options.checks import require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
-from martlet.plural import counted
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
     BadReplicaSet,
@@ -27,6 +25,7 @@ from martlet.replica.replica_set import (
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
 from martlet.server.replication.operations import OperationRefused, Operations
+from martlet.text import SECOND_NS, counted
 from martlet.unreachable import reason
 
 _CONNECT_S = 1.0

@@ -28,8 +28,8 @@ from martlet.cli.broker_http import TopicOptions
 from martlet.cli.text import laid_out
 from martlet.client.admin import Answers, TopicStats
 from martlet.options.flag import option
-from martlet.plural import counted
 from martlet.schema.topics import MAX_QUEUES
+from martlet.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,9 @@ from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.client.admin import TraceAdmin
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.folder import Folder, NoLog
 from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
-from martlet.plural import counted
 from martlet.schema.read import Refusal, read_request, to_json
 from martlet.schema.traces import (
     FindMessages,
@@ -41,6 +39,7 @@ from martlet.schema.traces import (
     TracedMessage,
 )
 from martlet.server.rpc.traces import found_messages
+from martlet.text import MILLISECOND_NS, SECOND_NS, counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,9 @@ from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, json_line, laid_out, local_time, printable
 from martlet.client.admin import AdminError, TransactionAdmin
 from martlet.client.admin.transactions import ListedTransactions
-from martlet.durations import MILLISECOND_NS
 from martlet.options.flag import OptionError, option
-from martlet.plural import counted
 from martlet.schema import transactions as schema
+from martlet.text import MILLISECOND_NS, counted
 
 Fields = Mapping[str, Any]
 

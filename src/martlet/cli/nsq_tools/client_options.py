@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
 from martlet.client.consumer.handling.failure_policy import RETRY, Delay
-from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Flag, FlagKind, OptionError, Size, option
 from martlet.options.options import Options
+from martlet.text import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 _OWN = " (default: Martlet's own)"
 _MAX_NS = 24 * HOUR_NS

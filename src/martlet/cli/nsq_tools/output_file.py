@@ -27,9 +27,9 @@ from typing import Protocol
 
 import cramjam
 
-from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, Size, option
 from martlet.options.options import Options
+from martlet.text import SECOND_NS
 
 _GZIP = 31
 """zlib's window bits for a gzip member."""

@@ -34,12 +34,11 @@ from martlet.cli.nsq_tools.source import tcp_addresses
 from martlet.client import Producer
 from martlet.client.errors import ClientError
 from martlet.client.names import check_name
-from martlet.durations import SECOND_NS
 from martlet.options.addresses import address_option, default_of
 from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import LogOptions
-from martlet.plural import counted
+from martlet.text import SECOND_NS, counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ from martlet.client import (
 )
 from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
-from martlet.outage import Outage
-from martlet.plural import counted
+from martlet.text import counted
+from martlet.unreachable import Outage
 
 
 @dataclass(frozen=True, kw_only=True)

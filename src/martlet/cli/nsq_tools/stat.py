@@ -28,9 +28,9 @@ from martlet.cli import start, tool
 from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.client.admin import Admin, AdminError, ChannelCounts, TopicStats
-from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
 from martlet.schema.counts import CHANNEL_COUNTS
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from rich.table import Table

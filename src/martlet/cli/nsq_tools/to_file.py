@@ -20,10 +20,10 @@ from martlet.cli.nsq_tools.output_file import Output, OutputOptions
 from martlet.cli.nsq_tools.source import Pipe, SourceOptions
 from martlet.client import Batch
 from martlet.client.transport.discovery import KnownTopics
-from martlet.durations import MINUTE_NS
+from martlet.names import BadPattern, compile_pattern
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
-from martlet.patterns import BadPattern, compile_pattern
+from martlet.text import MINUTE_NS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from martlet.cli.nsq_tools.source import LimitedSourceOptions, Pipe
 from martlet.client import Message
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
-from martlet.outage import Outage
+from martlet.unreachable import Outage
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 

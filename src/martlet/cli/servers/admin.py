@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from martlet.cli import start
 from martlet.cli.servers import service
-from martlet.extras import how_to_install
 from martlet.options.admin import AdminOptions
 from martlet.server.observability.log_stream import replace_standard_streams
+from martlet.text import how_to_install
 
 log = logging.getLogger(start.ROOT)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from martlet.cli import start, tool
 from martlet.cli.servers import admin, broker, lookup, service
-from martlet.extras import how_to_install
 from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.options.admin import AdminOptions
 from martlet.private_files import make_private_folder
@@ -28,6 +27,7 @@ from martlet.supervisor.child import Child
 from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import Planned, ServerPlan, plan
 from martlet.supervisor.supervisor import Supervisor
+from martlet.text import how_to_install
 
 DESCRIPTION = (
     "Run brokers, a lookup daemon and the admin page on this machine, restart any that die, and"

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from martlet import unreachable
 from martlet.addresses import Address, lookup_address
-from martlet.browsing import ADMIN_AGENT
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import UNREADABLE, Fields
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable, refusal
 from martlet.client.admin.settings import AdminSettings
 from martlet.client.errors import Closed
 from martlet.client.transport.identity import Identity
-from martlet.http_answer import load_aiohttp, read_answer, read_json
-from martlet.operator_tokens import SCHEME, TRUSTED_FLAG, TrustedBrokers
+from martlet.http_requests import (
+    ADMIN_AGENT,
+    SCHEME,
+    TRUSTED_FLAG,
+    TrustedBrokers,
+    load_aiohttp,
+    read_body,
+    read_json,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -386,11 +392,11 @@ class AdminHttp:
                     place = response.headers.get("Location", "")[:_MAX_SHOWN]
                     raise AdminError(url, f"it redirects to {place!r}: give the broker's address")
                 if as_text and status in _TEXT_STATUSES:
-                    text = await read_answer(response, MAX_ANSWER_BYTES)
+                    text = await read_body(response, MAX_ANSWER_BYTES)
                     return status, text.decode(errors="replace")
                 # An action has an empty answer, as in nsqd.
                 if described := response.headers.get(_FIELDS_HEADER):
-                    data = await read_answer(response, MAX_ANSWER_BYTES)
+                    data = await read_body(response, MAX_ANSWER_BYTES)
                     return status, (json.loads(described), data)
                 empty = response.content_length == 0
                 return status, None if empty else await read_json(response, MAX_ANSWER_BYTES)

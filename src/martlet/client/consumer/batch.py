@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.message import check_delay_ms
 from martlet.client.errors import AlreadyAnswered
-from martlet.extras import how_to_install
 from martlet.properties.model import NONE, Properties
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
+from martlet.text import how_to_install
 
 if TYPE_CHECKING:
     import pyarrow as pa

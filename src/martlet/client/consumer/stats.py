@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from martlet.client.errors import Refused
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

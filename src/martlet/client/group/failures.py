@@ -16,7 +16,7 @@ from martlet.client.consumer.handling.failure_policy import Delay, Reject, Reque
 from martlet.client.errors import HandlerFailed
 from martlet.client.group.message import PulledMessage
 from martlet.client.transport.backoff import Backoff
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

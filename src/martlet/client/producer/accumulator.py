@@ -41,7 +41,7 @@ from martlet.client.producer.pending import PendingPublish, SendFields, Trouble
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
 from martlet.client.transport.backoff import Backoff
-from martlet.put_status import PUBLISH_AGAIN, PutStatus
+from martlet.names import PUBLISH_AGAIN, PutStatus
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses the entire command."""

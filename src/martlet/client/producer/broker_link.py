@@ -19,7 +19,7 @@ from martlet.client.producer.stats import BrokerStats, Health
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

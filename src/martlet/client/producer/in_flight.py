@@ -27,10 +27,10 @@ from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.result import SendResult
+from martlet.names import PutStatus
 from martlet.properties.block import pack_entries
 from martlet.properties.model import PRODUCER_BYTES
 from martlet.protocol.nsq import commands
-from martlet.put_status import PutStatus
 
 MAX_UNANSWERED = 64
 _OK = b"OK"

@@ -49,7 +49,7 @@ from martlet.client.requests.producer_methods import ProducerRequests
 from martlet.client.requests.requester import Requester
 from martlet.client.settings import Addresses, ConnectionSettings, parse_addresses
 from martlet.client.transactions.producer_methods import ProducerTransactions
-from martlet.http_answer import load_aiohttp
+from martlet.http_requests import load_aiohttp
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 

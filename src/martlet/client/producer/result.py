@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple, overload
 
-from martlet.put_status import PutStatus
+from martlet.names import PutStatus
 
 _ID_MASK = (1 << 64) - 1
 

@@ -24,10 +24,10 @@ from martlet.client.requests.headers import (
     ReplyAddress,
     check_headers,
 )
+from martlet.names import PutStatus
 from martlet.properties.block import pack_entries
 from martlet.properties.model import NONE
 from martlet.protocol.nsq import commands
-from martlet.put_status import PutStatus
 
 logger = logging.getLogger("martlet.client")
 

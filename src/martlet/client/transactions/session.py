@@ -27,7 +27,7 @@ from martlet.client.producer.in_flight import InFlightQueue
 from martlet.client.producer.routing import broker_of_key, rank
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.identity import Features
-from martlet.put_status import PUBLISH_AGAIN
+from martlet.names import PUBLISH_AGAIN
 
 T = TypeVar("T")
 _AGAIN_S = 0.1

@@ -19,7 +19,7 @@ from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.identity import Identity
-from martlet.outage import Outage
+from martlet.unreachable import Outage
 
 logger = logging.getLogger("martlet.client")
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
 from martlet.addresses import Address, lookup_address
-from martlet.http_answer import load_aiohttp, read_json
-from martlet.outage import Outage
+from martlet.http_requests import load_aiohttp, read_json
+from martlet.unreachable import Outage
 
 if TYPE_CHECKING:
     import aiohttp

@@ -22,7 +22,7 @@ from martlet.pipeline.archive.store import Store
 from martlet.pipeline.job import OK, Job, Run, session
 from martlet.pipeline.stream_monitor import follow, start_query
 from martlet.pipeline.topics import require_topics
-from martlet.plural import counted
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from martlet.addresses import lookup_address
 from martlet.client.copied_folder import Copies, refusal
-from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.pipeline.audit.coverage import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
@@ -30,10 +29,10 @@ from martlet.pipeline.audit.options import AuditOptions
 from martlet.pipeline.audit.result import Audit
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
-from martlet.plural import counted
 from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.brokers.endpoint import CopiedFolder, Endpoint
+from martlet.text import MILLISECOND_NS, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
-from martlet.durations import format_duration
 from martlet.pipeline.audit.finding import EARLIER, CountLine, LogSummary
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section, Text
+from martlet.text import format_duration
 
 MAX_PLOTTED_TOPICS = 50
 """The topics with most messages have plots; the tables have all topics."""

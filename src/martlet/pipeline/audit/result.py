@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
-from martlet.durations import format_duration
 from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding, LogSummary
 from martlet.pipeline.audit.journal import HOUR_NS
-from martlet.plural import counted
+from martlet.text import counted, format_duration
 
 if TYPE_CHECKING:
     from martlet.pipeline.html_page import Page, Tone

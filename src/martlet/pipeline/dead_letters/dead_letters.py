@@ -16,9 +16,9 @@ from martlet.pipeline.dead_letters.reader import (
 from martlet.pipeline.dead_letters.redrive import RedriveResult, act
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
-from martlet.plural import counted
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.options import ReadOptions
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

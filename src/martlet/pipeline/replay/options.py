@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.durations import SECOND_NS
 from martlet.options.checks import require_names
 from martlet.options.flag import OptionError, option
 from martlet.pipeline.options import JobOptions
+from martlet.text import SECOND_NS
 
 TOPIC_PLACE = "{topic}"
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
@@ -36,6 +35,7 @@ from martlet.pipeline.report.query import START, TABLE, quoted, require_columns,
 from martlet.pipeline.report.render import page_of, print_board
 from martlet.pipeline.stream_monitor import follow, start_query
 from martlet.pipeline.topics import require_topics
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

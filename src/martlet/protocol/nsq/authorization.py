@@ -9,7 +9,7 @@ is checked with the empty channel, so an authorization to publish needs a channe
 matches it.  All this is as in nsqd. An answer that nsqd refuses is refused here too, and the client
 is then denied as if the server did not answer.
 
-The expressions are matched as Go does, in linear time (`martlet.patterns`); together they have at
+The expressions are matched as Go does, in linear time (`martlet.names`); together they have at
 most `_MAX_INSTRUCTIONS`, since each name that a client thinks up meets all of them.
 """
 
@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from martlet.go_json import go_json
-from martlet.patterns import BadPattern, Pattern, compile_pattern
+from martlet.names import BadPattern, Pattern, compile_pattern
+from martlet.text import go_json
 
 PERMISSIONS = ("subscribe", "publish")
 _MAX_KNOWN = 1024

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from martlet.go_json import go_json
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq.v2 import EXTENSION_VERSION, ProtocolError
+from martlet.text import go_json
 
 _MILLISECOND_NS = 1_000_000
 _MIN_MS = 1000

@@ -15,7 +15,7 @@ An operator is a client with
 - without a token file, a connection from this machine: by a loopback address or a Unix socket.
 
 The last two are ways in which a browser of this machine is an operator, too. A page of a stranger
-can use that browser (see `martlet.browsing`), so they do not hold for requests of such a page.
+can use that browser (see `martlet.http_requests`), so they do not hold for requests of such a page.
 
 A standby decides about the clients that it has, and vouches to the primary for those that it
 forwards: the primary sees the address of the standby alone.
@@ -33,10 +33,11 @@ import stat
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from martlet.browsing import SAFE_METHODS
-from martlet.operator_tokens import FLAG, SCHEME, VARIABLE, read_tokens
-from martlet.plural import counted
+from martlet.http_requests import SAFE_METHODS, SCHEME, read_tokens
+from martlet.http_requests import TOKEN_FLAG as FLAG
+from martlet.http_requests import TOKEN_VARIABLE as VARIABLE
 from martlet.server.http.paths import route_of
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions

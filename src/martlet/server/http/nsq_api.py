@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from martlet import __version__
 from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
 from martlet.broker.topic.expand import check_count
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
@@ -28,6 +27,7 @@ from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
 from martlet.server.observability.stats import pauses
 from martlet.server.time_slice import TimeSlice
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

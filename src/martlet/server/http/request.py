@@ -21,8 +21,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from martlet import __version__
 from martlet.addresses import shown_peer
-from martlet.browsing import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
 from martlet.http_connection import BodyTimer, end_slow
+from martlet.http_requests import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
 from martlet.server.listening_socket import is_local
@@ -183,7 +183,7 @@ class Request:
     @property
     def is_of_foreign_page(self) -> bool:
         """Whether a browser sends it for a page of another site, or under a name that may be such a
-        page's: see `martlet.browsing`.
+        page's: see `martlet.http_requests`.
         """
         request = self._request
         if self.is_of_other_site:

@@ -10,8 +10,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 
-from martlet.go_json import go_json
 from martlet.server.http.request import SERVER, HttpError
+from martlet.text import go_json
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.browsing import SAFE_METHODS
+from martlet.http_requests import SAFE_METHODS
 from martlet.server.http.channel_api import ChannelApi
 from martlet.server.http.debug_api import DebugApi
 from martlet.server.http.health_api import HealthApi

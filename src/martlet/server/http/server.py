@@ -20,9 +20,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from martlet.browsing import ADMIN_AGENT, SAFE_METHODS
-from martlet.durations import format_duration
 from martlet.http_connection import GONE_STATUS, HttpConnection
+from martlet.http_requests import ADMIN_AGENT, SAFE_METHODS
 from martlet.log.open_files import Acceptor
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
@@ -40,6 +39,7 @@ from martlet.server.http.request import (
 from martlet.server.http.response import ReadyText, refuse, respond
 from martlet.server.listening_socket import shown
 from martlet.server.observability.stats import pauses
+from martlet.text import format_duration
 
 if TYPE_CHECKING:
     import ssl

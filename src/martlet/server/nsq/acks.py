@@ -14,8 +14,8 @@ import numpy as np
 
 from martlet.broker.errors import NotInFlight
 from martlet.broker.retry import Cause
-from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import v2
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.server.nsq.connection import ClientConnection

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from martlet import http_answer
-from martlet.durations import SECOND_NS
+from martlet.http_requests import load_aiohttp, read_body
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq.authorization import Authorizations, BadAnswer, read_answer
 from martlet.protocol.nsq.v2 import ProtocolError, quoted
 from martlet.server.clock import elapsed_ns
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     import aiohttp
@@ -57,7 +57,7 @@ class AuthServers:
         Raises:
             AuthServerSilent: no auth server answers.
         """
-        await http_answer.load_aiohttp()
+        await load_aiohttp()
         import aiohttp
 
         question: dict[str, str | bytes] = {
@@ -104,7 +104,7 @@ class AuthServers:
             url = f"{url}{'&' if '?' in url else '?'}{urlencode(question)}"
             asked = session.get(URL(url, encoded=True))
         async with asked as response:
-            return response.status, await http_answer.read_answer(response, MAX_ANSWER_BYTES)
+            return response.status, await read_body(response, MAX_ANSWER_BYTES)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

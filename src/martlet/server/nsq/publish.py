@@ -53,16 +53,16 @@ from martlet.broker.errors import (
 from martlet.broker.idempotence import ProducerSend, Reused, TooOld, marked
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.topic.topic import check_queue
-from martlet.durations import MILLISECOND_NS
+from martlet.names import PutStatus
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
-from martlet.put_status import PutStatus
 from martlet.server.delivery_time import deliver_at_ns
 from martlet.server.nsq.lane import open_lane
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.begun_transactions import begin_open, refused
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

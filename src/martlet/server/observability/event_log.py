@@ -23,8 +23,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from martlet.durations import SECOND_NS
-from martlet.plural import counted
+from martlet.text import SECOND_NS, counted
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, TextIO, cast
 
-from martlet.plural import counted
+from martlet.text import counted
 
 PATIENCE_S = 0.25
 """The time that lines may wait for space in all, before they are dropped."""

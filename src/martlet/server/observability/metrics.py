@@ -24,11 +24,11 @@ from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.transactions.state import TransactionState
-from martlet.durations import SECOND_NS
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count, kind_of
 from martlet.server.observability import prometheus
 from martlet.server.observability.histogram import Histogram
 from martlet.server.observability.log_stream import LogStream
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

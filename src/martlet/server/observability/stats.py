@@ -37,11 +37,11 @@ from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.tracing.latency import Latency, Together, quantiles
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
 from martlet.server.time_slice import TimeSlice
 from martlet.server.tls import suite_name, version_name
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from martlet import __version__
-from martlet.durations import SECOND_NS, format_duration
-from martlet.go_json import go_json
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
 from martlet.server.observability.stats import Report
 from martlet.server.time_slice import TimeSlice
+from martlet.text import SECOND_NS, format_duration, go_json
 
 
 def _layout(counts: Iterable[Count]) -> str:

@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from martlet.durations import SECOND_NS
 from martlet.names import is_ephemeral
 from martlet.schema.counts import CHANNEL_COUNTS, COUNTER, TOPIC_COUNTS, Count
 from martlet.server.observability.stats import Report, pauses
 from martlet.server.time_slice import TimeSlice
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions

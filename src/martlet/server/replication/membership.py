@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from martlet.options import BrokerOptions
-from martlet.outage import Outage
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import (
@@ -30,6 +29,7 @@ from martlet.replica.replica_set import (
 )
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 from martlet.server.replication.repeated_lines import RepeatedLines
+from martlet.unreachable import Outage
 
 _LOOK_S = 0.5
 """How often a replica that waits for its replica set looks for it, in seconds."""

@@ -35,8 +35,8 @@ from martlet.log.epochs import EpochRange
 from martlet.log.folder import read_boot_id
 from martlet.log.open_files import Acceptor
 from martlet.log.segmented import FlushJob
+from martlet.names import PUBLISH_AGAIN
 from martlet.options import BrokerOptions
-from martlet.put_status import PUBLISH_AGAIN
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.replica.primary import Primary

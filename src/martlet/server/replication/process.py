@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, OptionError
-from martlet.outage import Outage
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP
 from martlet.server.build import allow_many_files
@@ -32,6 +31,7 @@ from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.splice import MAX_SPLICING, SplicedConnection, open_splice
 from martlet.server.replication.trust import LinkTrust
 from martlet.server.tls import server_context
+from martlet.unreachable import Outage
 
 if TYPE_CHECKING:
     from martlet.replica.replica import Replica

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import NotFound
 from martlet.names import is_valid_name
-from martlet.visible import shown_value
+from martlet.text import shown_value
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

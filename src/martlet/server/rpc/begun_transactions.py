@@ -17,8 +17,8 @@ from martlet.broker.transactions.state import (
     TransitionRefused,
     UnknownTransaction,
 )
-from martlet.durations import MILLISECOND_NS
 from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.manager import Transactions

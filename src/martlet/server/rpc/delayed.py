@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from martlet.broker.delayed.delayed_messages import ListingPosition
-from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
 from martlet.schema.delayed import (
     CANCEL,
@@ -18,6 +17,7 @@ from martlet.schema.delayed import (
     ListDelayed,
 )
 from martlet.server.rpc.served import served
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -35,7 +35,6 @@ from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
-from martlet.plural import counted
 from martlet.properties.filter import MAX_LENGTH
 from martlet.schema import groups as schema
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -43,6 +42,7 @@ from martlet.server.rpc.fetch import MAX_WAIT_MS, find_group, group_of, patience
 from martlet.server.rpc.group_failures import failures_of
 from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.served import served
+from martlet.text import counted
 
 if TYPE_CHECKING:
     import logging

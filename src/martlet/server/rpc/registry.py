@@ -32,7 +32,7 @@ from martlet.broker.errors import (
     WritesRefused,
 )
 from martlet.broker.policy import BadPolicy
-from martlet.operator_tokens import FLAG
+from martlet.http_requests import TOKEN_FLAG
 from martlet.schema.access import CallAccess, CallerClass
 from martlet.schema.access_table import access_to_call
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -210,7 +210,7 @@ def _require(caller: Caller, method: str, access: CallAccess, arguments: CallArg
         raise CallError(
             "FORBIDDEN",
             f"{method} is for operators, which this client of TCP is not: make it over HTTP, as"
-            f" POST /call/{method}, with a token of --{FLAG} or on the broker's machine",
+            f" POST /call/{method}, with a token of --{TOKEN_FLAG} or on the broker's machine",
         )
     try:
         if access.callers is CallerClass.READERS:

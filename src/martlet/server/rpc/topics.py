@@ -27,7 +27,7 @@ from martlet.schema.topics import (
 )
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.served import served
-from martlet.visible import shown_value
+from martlet.text import shown_value
 
 if TYPE_CHECKING:
     import logging

@@ -39,7 +39,6 @@ from martlet.broker.transactions.state import (
     TransitionRefused,
     UnknownTransaction,
 )
-from martlet.durations import MILLISECOND_NS
 from martlet.log.record import FRAME_HEADER_BYTES, BadRecord
 from martlet.properties.model import Properties
 from martlet.schema.read import to_json
@@ -65,6 +64,7 @@ from martlet.schema.transactions import (
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.begun_transactions import begin, refused
 from martlet.server.rpc.served import served
+from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.manager import Transactions

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from martlet.addresses import Address
-from martlet.operator_tokens import TrustedBrokers, read_tokens, token_headers
+from martlet.http_requests import TrustedBrokers, read_tokens, token_headers
 
 TOKEN_OPTION = "option operatorTokenFile"
 TRUSTED_OPTION = "trustedBrokers"
@@ -54,7 +54,7 @@ class OperatorToken:
             none.
         named: the addresses that the user has given.
         trusted: which brokers get it although a lookup daemon alone names them, as
-            `martlet.operator_tokens.TrustedBrokers` has it.
+            `martlet.http_requests.TrustedBrokers` has it.
     """
 
     path: str = ""

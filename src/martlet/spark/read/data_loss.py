@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from martlet.plural import counted
 from martlet.spark.read.offsets import QueueKey
+from martlet.text import counted
 
 _LOG = logging.getLogger(__name__)
 _GO_ON = "To go on without them, set option failOnDataLoss to false."

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from martlet.durations import parse_duration
 from martlet.spark.read.offsets import TOPIC_ID
+from martlet.text import parse_duration
 
 EARLIEST = -2
 LATEST = -1

@@ -52,10 +52,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from martlet.durations import parse_duration, parse_size
-from martlet.names import is_ephemeral, is_valid_name
-from martlet.operator_tokens import TRUSTED_VARIABLE, VARIABLE
-from martlet.patterns import BadPattern, Pattern, compile_pattern
+from martlet.http_requests import TOKEN_VARIABLE, TRUSTED_VARIABLE
+from martlet.names import BadPattern, Pattern, compile_pattern, is_ephemeral, is_valid_name
 from martlet.spark.brokers.addresses import (
     TRUSTED_OPTION,
     OperatorToken,
@@ -65,6 +63,7 @@ from martlet.spark.brokers.addresses import (
 )
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
+from martlet.text import parse_duration, parse_size
 
 NAMES = (
     "addresses",
@@ -219,7 +218,7 @@ class ReadOptions:
             timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MAX_MS),
             tls=tls(options),
             token=OperatorToken.checked(
-                options.get("operatorTokenFile") or os.environ.get(VARIABLE, ""),
+                options.get("operatorTokenFile") or os.environ.get(TOKEN_VARIABLE, ""),
                 addresses,
                 split_at_commas(
                     options.get(TRUSTED_OPTION) or os.environ.get(TRUSTED_VARIABLE, "")

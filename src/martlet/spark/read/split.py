@@ -15,13 +15,13 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
-from martlet.plural import counted
 from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaPlace
 from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
+from martlet.text import counted
 
 _SMALL = 32
 """Splits below this fraction of `splitBytes` share tasks of up to four times that size."""

@@ -29,11 +29,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet.plural import counted
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed, branches_of
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import BrokerUnavailable, broker_for
 from martlet.spark.write.schema import check_columns
+from martlet.text import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,11 +29,11 @@ from martlet.client import (
     WrongBroker,
 )
 from martlet.client import sync as blocking
-from martlet.durations import MILLISECOND_NS
+from martlet.names import PUBLISH_AGAIN
 from martlet.protocol.nsq import negotiation
-from martlet.put_status import PUBLISH_AGAIN
 from martlet.testing import Broker
 from martlet.testing.ports import free_port
+from martlet.text import MILLISECOND_NS
 
 
 def asking_often() -> Broker:

@@ -28,8 +28,8 @@ from tests.crash.wire import (
 )
 from tests.interop.memory import MIB, anonymous_bytes
 
-from martlet.durations import readable_size
 from martlet.testing import BrokerProcess
+from martlet.text import readable_size
 
 pytestmark = pytest.mark.interop
 

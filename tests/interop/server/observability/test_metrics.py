@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.crash.wire import Wire, dpub, http, mpub, until
 
 from martlet import __version__
-from martlet.durations import MILLISECOND_NS
 from martlet.server.observability.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
 from martlet.testing import Broker
+from martlet.text import MILLISECOND_NS
 
 pytestmark = pytest.mark.interop
 

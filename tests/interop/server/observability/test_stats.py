@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from tests.crash.wire import Wire, http
 
-from martlet.durations import SECOND_NS
 from martlet.server import time_slice as pace
 from martlet.server.observability import stats, statsd
 from martlet.server.time_slice import TimeSlice
 from martlet.testing import Broker
+from martlet.text import SECOND_NS
 
 NSQD_FIELDS = {
     "report": "version health start_time topics memory producers",

@@ -8,8 +8,8 @@ import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.calling import caller
 
-from martlet.durations import MILLISECOND_NS
 from martlet.testing import Broker
+from martlet.text import MILLISECOND_NS
 
 SOME = {"topic": "mails", "channels": [".*"], "permissions": ["publish"]}
 

@@ -7,9 +7,9 @@ from tests.unit.broker.filled_index import filled
 
 from martlet.broker.tracing.finish_ages import FinishAges
 from martlet.broker.tracing.latency import Latency, Together, _code, _codes, quantiles
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.index import Index
 from martlet.testing import SimulatedClock
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 LEVELS = (0.5, 0.95, 0.99, 1.0)
 WITHIN = 0.016

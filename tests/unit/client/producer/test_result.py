@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from martlet.client import SendResult
-from martlet.put_status import PutStatus
+from martlet.names import PutStatus
 
 BROKER = "127.0.0.1:4150"
 

@@ -69,7 +69,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.exc_info]
 
 
-@pytest.mark.parametrize("step", ["read_answer", "http_answer.load_aiohttp"])
+@pytest.mark.parametrize("step", ["read_answer", "load_aiohttp"])
 async def test_an_error_while_an_auth_server_is_asked_fails_the_auth(
     guarded: Broker, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

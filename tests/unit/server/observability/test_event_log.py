@@ -9,10 +9,10 @@ import pytest
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import restore
-from martlet.durations import SECOND_NS
 from martlet.protocol.nsq.v2 import ProtocolError
 from martlet.server.observability.event_log import MAX_REFUSALS, EventLog
 from martlet.testing import SimulatedClock, SimulatedStorage
+from martlet.text import SECOND_NS
 
 LATE = ProtocolError("E_FIN_FAILED", "FIN 0 failed ID not in flight", fatal=False)
 ONE, OTHER = "127.0.0.1:1", "127.0.0.1:2"

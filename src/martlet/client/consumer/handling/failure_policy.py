@@ -26,7 +26,7 @@ from typing import Protocol
 from martlet.client.consumer.message import Message
 from martlet.client.requests.headers import HandlerError
 from martlet.client.transport.backoff import Backoff
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

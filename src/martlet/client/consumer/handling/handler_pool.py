@@ -32,7 +32,7 @@ from typing import Any
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
 from martlet.client.consumer.message import HandlerPlace, Message, ReceivedMessage
 from martlet.client.errors import HandlerFailed
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_cancelled
 from martlet.client.consumer.message import HandlerPlace, Message, ReceivedMessage
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

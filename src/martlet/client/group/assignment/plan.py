@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from martlet.allocation import Assignment, GroupMember, TopicQueue, allocate, complete
-from martlet.plural import counted
+from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 

@@ -19,7 +19,6 @@ from martlet.broker.errors import (
     WritesRefused,
 )
 from martlet.broker.retry import Cause, DeadLetterReason
-from martlet.durations import SECOND_NS
 from martlet.names import is_ephemeral
 from martlet.server.http.request import HttpError
 from martlet.server.http.response import respond
@@ -44,6 +43,7 @@ from martlet.server.http.v1.operations import (
 )
 from martlet.server.http.v1.receipt import MAX_CHARACTERS, BadReceipt
 from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -10,10 +10,10 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from martlet.durations import SECOND_NS
 from martlet.server.clock import elapsed_ns
 from martlet.server.http.request import HttpError
 from martlet.server.nsq.authorizer import AuthServerSilent
+from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.protocol.nsq.authorization import Authorizations

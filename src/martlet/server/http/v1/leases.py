@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet.broker.errors import NotInFlight, WritesRefused
 from martlet.broker.queue.queue_log import OFFSET_BITS, OFFSET_MASK
-from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.block import FRAME_TYPE, Block
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.negotiation import default_identity
 from martlet.protocol.nsq.v2 import ParserState
 from martlet.server.http.v1.receipt import LeaseReceipt
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet.broker.errors import LimitReached, NotFound, QueuesRefused, WritesRefused
-from martlet.durations import MILLISECOND_NS, SECOND_NS
+from martlet.names import PutStatus
 from martlet.properties.model import (
     MAX_KEYS,
     MAX_PRIORITY,
@@ -30,12 +30,12 @@ from martlet.properties.model import (
     BadProperties,
     Properties,
 )
-from martlet.put_status import PutStatus
 from martlet.server.delivery_time import LATEST_MS, deliver_at_ns
 from martlet.server.http.request import HttpError
 from martlet.server.http.v1.asked import flag, json_fields, refusal, require_media_type
 from martlet.server.nsq.publish import queue_of, topic_to_fill
 from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

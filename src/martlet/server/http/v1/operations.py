@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from martlet.names import ID_PATTERN
-from martlet.put_status import PutStatus
+from martlet.names import ID_PATTERN, PutStatus
 from martlet.server.http.v1.messages import FIELDS, JSON, MAX_MESSAGES, NDJSON
 from martlet.server.http.v1.receipt import MAX_CHARACTERS
 

@@ -1,4 +1,6 @@
-"""Durations and sizes as people write them: ``1m30s``, ``100ms``, ``64MiB``.
+"""Values as text: durations and sizes as people write them (``1m30s``, ``64MiB``), counts in words,
+texts of strangers for pages, and JSON as Go's encoder writes it for answers that stand in for
+those of NSQ's servers.
 
 A duration is what Go's ``time.ParseDuration`` takes, because flags and config files of NSQ are
 written that way: a sum of decimal numbers, each with its unit.  In Martlet a duration is a whole
@@ -7,7 +9,9 @@ number of nanoseconds, and its name ends in ``_ns``.
 
 from __future__ import annotations
 
+import json
 import re
+import unicodedata
 
 MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
@@ -126,3 +130,72 @@ def _times(number: re.Match[str], unit: int) -> tuple[int, int]:
     """
     integer, decimals = number[1] or "0", number[2] or number[3] or ""
     return divmod(int(integer + decimals) * unit, int("1" + "0" * len(decimals)))
+
+
+def counted(count: int, noun: str, plural: str = "", *, form: str = "") -> str:
+    """Format a count with its noun, such as ``1 queue`` and ``3 queues``.
+
+    Args:
+        count: the number.
+        noun: the singular.
+        plural: for any other count; by default the noun and an s.
+        form: the number's format, such as ``,`` for ``1,000 messages``.
+    """
+    return f"{count:{form}} {noun if count == 1 else plural or noun + 's'}"
+
+
+def visible(text: str) -> str:
+    r"""Return a text with control and bidirectional characters as ``\u202e``: what a stranger wrote
+    must not change how the page around it reads.
+    """
+    return "".join(
+        character if character in "\n\t" or not _is_hidden(character) else _escape(character)
+        for character in text
+    )
+
+
+def shown_value(value: object, max_characters: int = 40) -> str:
+    """Return the beginning of a value of JSON, for the refusal of it. A list or an object is only
+    called so: it may be nested too deeply for repr.
+    """
+    if isinstance(value, list | tuple | dict):
+        return "an object" if isinstance(value, dict) else "a list"
+    # JSON can hold half a pair of surrogates, which an answer cannot.
+    shown = str(value).encode("utf-8", "replace").decode()[:max_characters]
+    return repr(shown) if isinstance(value, str) else shown
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_ESCAPED = {letter: f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+"""Letters that mean something in HTML and JavaScript."""
+
+
+def go_json(value: object) -> str:
+    """Return a value as JSON: compact, in UTF-8, and harmless in a page; half of a surrogate pair
+    becomes U+FFFD.
+    """
+    text = _encode(value)
+    for letter, escaped in _ESCAPED.items():
+        text = text.replace(letter, escaped)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def how_to_install(extra: str) -> str:
+    """Return the remedy for an error about a missing extra: a working command, and where to run it.
+
+    There is no release on the package index yet, where the name may be another project's.
+    """
+    return f"pip install '.[{extra}]' in a clone of Martlet's repository"

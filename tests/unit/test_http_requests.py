@@ -1,4 +1,4 @@
-"""The file of operators' tokens, as brokers and clients read it."""
+"""Operators' tokens, and the hosts that requests name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from martlet.addresses import Address
-from martlet.operator_tokens import MAX_TOKENS, TrustedBrokers, read_tokens, token_headers
+from martlet.http_requests import (
+    MAX_TOKENS,
+    TrustedBrokers,
+    host_of,
+    is_address,
+    read_tokens,
+    token_headers,
+)
 
 TOKEN = "0123456789abcdef"
 OTHER = "fedcba9876543210=="
@@ -87,3 +94,39 @@ def test_a_broker_is_trusted_by_its_network_address_name_or_domain(
 def test_what_is_no_broker_cannot_be_trusted(entry: str) -> None:
     with pytest.raises(ValueError, match=r"is no|is not|must be"):
         TrustedBrokers([entry])
+
+
+@pytest.mark.parametrize(
+    ("named", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1:4151", "127.0.0.1"),
+        ("LocalHost:4151", "localhost"),
+        ("[::1]", "::1"),
+        ("[2001:DB8::1]:4151", "2001:db8::1"),
+        ("example.com.:80", "example.com."),
+        ("", ""),
+        (":4151", ""),
+        ("[]", ""),
+    ],
+)
+def test_the_host_is_without_port_and_brackets(named: str, host: str) -> None:
+    assert host_of(named) == host
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "localhost:1@example.com",
+        "127.0.0.1:80@example.com",
+        "user@localhost",
+        "[::1].example.com",
+        "[::1]@example.com",
+        "[::1]example.com:80",
+        "127.0.0.1:80:90",
+        "localhost:80/x",
+    ],
+)
+def test_what_is_no_host_and_port_is_no_address(named: str) -> None:
+    assert host_of(named) == named
+    assert not is_address(host_of(named))

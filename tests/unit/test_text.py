@@ -1,8 +1,18 @@
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.durations import MAX_NS, format_duration, parse_duration, parse_size
+from martlet.text import (
+    MAX_NS,
+    counted,
+    format_duration,
+    go_json,
+    parse_duration,
+    parse_size,
+    visible,
+)
 
 S = 10**9
 
@@ -91,3 +101,58 @@ def test_bad_sizes_are_refused(text: str) -> None:
 def test_a_long_text_is_refused_in_time_by_its_length() -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size("1" * 1_000_000 + "!")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (1000, "1000 messages")],
+)
+def test_the_noun_follows_its_count(count: int, expected: str) -> None:
+    assert counted(count, "message") == expected
+
+
+def test_a_plural_of_its_own_and_a_form() -> None:
+    assert counted(1, "batch", "batches") == "1 batch"
+    assert counted(2, "batch", "batches") == "2 batches"
+    assert counted(1_000_000, "message", form=",") == "1,000,000 messages"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("orders", "orders"),
+        ("Grüße 世界 🙂", "Grüße 世界 🙂"),
+        ("a\tb\nc", "a\tb\nc"),
+        ("evil\u202etxt.exe", "evil\\u202etxt.exe"),
+        ("\u2066a\u2069", "\\u2066a\\u2069"),
+        ("a\0b", "a\\u0000b"),
+        ("\x1b[31mred\x1b[0m", "\\u001b[31mred\\u001b[0m"),
+        ("a\u200bb\ufeff", "a\\u200bb\\ufeff"),
+        ("a\rb\x85", "a\\u000db\\u0085"),
+        ("a\u2028b\u2029", "a\\u2028b\\u2029"),
+        ("\ud800", "\\ud800"),
+        ("\U000e0041", "\\U000e0041"),
+        ("\ue000\U0010fffd", "\\ue000\\U0010fffd"),
+    ],
+)
+def test_characters_that_hide_or_turn_text_are_written_out(text: str, expected: str) -> None:
+    assert visible(text) == expected
+
+
+def test_a_shown_text_can_be_sent() -> None:
+    everything = "".join(map(chr, range(0x110000)))
+    visible(everything).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, None, True], "b": {}}, '{"a":[1,null,true],"b":{}}'),
+        ("<a href='x?y&z'>", "\"\\u003ca href='x?y\\u0026z'\\u003e\""),
+        ("b\u00fc\u2028\u2029", '"b\u00fc\\u2028\\u2029"'),
+        ("\ud800 and \U0001f600", '"\ufffd and \U0001f600"'),
+        ('"\\\n\x01\x7f', '"\\"\\\\\\n\\u0001\x7f"'),
+    ],
+)
+def test_it_is_compact_and_harmless_in_a_page(value: object, text: str) -> None:
+    assert go_json(value) == text
