@@ -19,11 +19,10 @@ import numpy as np
 
 from bench.flags import parse
 from martlet.broker.recovery.restore import restore
-from martlet.broker.recovery.trace_search import Search
+from martlet.broker.recovery.trace_search import Search, TraceResult
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.retry import MILLISECOND_NS
 from martlet.broker.topic.topic import Topic
-from martlet.broker.tracing.model import TraceResult
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties

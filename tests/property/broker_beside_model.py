@@ -30,9 +30,8 @@ from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import CheckpointJob
-from martlet.broker.retention.eviction import Eviction, EvictionLoss
+from martlet.broker.retention.eviction import Eviction, EvictionLoss, HistoryReclaimer
 from martlet.broker.retention.history import Retention
-from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.latency import quantiles
 from martlet.log import checkpoint_file

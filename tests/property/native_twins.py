@@ -198,7 +198,7 @@ class Twin:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("martlet.native.raw_bodies.native", native if self.compiled else None)
             # The loop would go on with commands that take longer; here no loop runs.
-            patch.setattr("martlet.server.time_slice.SLICE_NS", 10**12)
+            patch.setattr("martlet.server.clock.SLICE_NS", 10**12)
             yield
 
     def receive(self, client: TwinClient, *, ends_turn: bool = True) -> bool:

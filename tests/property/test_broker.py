@@ -37,7 +37,7 @@ from martlet.broker.queue import pending as pending_module
 from martlet.broker.queue import stored_queue as queue_module
 from martlet.broker.retention import checkpoint as upkeep_module
 from martlet.broker.retention.checkpoint import begin_checkpoint, count_needs, end_checkpoint
-from martlet.broker.topic import stage as stage_module
+from martlet.broker.topic import retained
 from martlet.log import index as index_module
 from martlet.log import retention as retention_module
 
@@ -550,7 +550,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_module, "_RISING_AT_ONCE", 3)
     monkeypatch.setattr(cursor_module, "MAX_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
-    monkeypatch.setattr(stage_module, "MAX_BATCH_BYTES", 1500)
+    monkeypatch.setattr(retained, "MAX_BATCH_BYTES", 1500)
     monkeypatch.setattr(upkeep_module, "_DROP_ROWS", 2)
     monkeypatch.setattr(upkeep_module, "_ROWS_AT_ONCE", 3)
     monkeypatch.setattr(queue_module, "_ROWS_AT_ONCE", 3)

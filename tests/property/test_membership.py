@@ -17,8 +17,7 @@ from hypothesis.stateful import (
 
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember
-from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.membership import AllocatedTopic, Membership
+from martlet.broker.groups.membership import AllocatedTopic, GroupConsumer, Membership
 from martlet.broker.schedule import Schedule
 from martlet.testing import SimulatedClock
 

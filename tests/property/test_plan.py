@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from martlet.allocation import GroupMember, TopicQueue
 from martlet.broker.errors import Conflict
-from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.membership import AllocatedTopic, Membership
+from martlet.broker.groups.membership import AllocatedTopic, GroupConsumer, Membership
 from martlet.broker.schedule import Schedule
 from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan, share_out
 from martlet.testing import SimulatedClock

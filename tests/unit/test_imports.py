@@ -54,10 +54,9 @@ BROKER_MAY_IMPORT = {
     "delayed": _TOPIC,
     "transactions": _TOPIC | {"delayed"},
     "retention": _TOPIC,
-    "settings": {"retention", "transactions"},
     "moved_cursors": _TOPIC,
-    "broker": _CORE | {"settings", "moved_cursors"},
-    "recovery": _CORE | {"settings", "broker"},
+    "broker": _CORE | {"moved_cursors"},
+    "recovery": _CORE | {"broker"},
     # Below all of them.
     "ground": set(),
 }
@@ -66,7 +65,6 @@ BROKER_GROUND = {
     "errors",
     "offset_ranges",
     "policy",
-    "policy_words",
     "retry",
     "schedule",
 }

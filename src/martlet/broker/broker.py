@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,13 +33,14 @@ from martlet.broker.journal.entries import (
 )
 from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.queue_log import QueueLog, Receipt
+from martlet.broker.retention.history import RetentionSettings
 from martlet.broker.schedule import Schedule
-from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.expand import add_priority, check_count, grow
 from martlet.broker.topic.topic import Topic
 from martlet.broker.topic.undo import EmptiedQueue, keep, places_of, restore
 from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
+from martlet.broker.transactions.state import TransactionLimits
 from martlet.log.batch import LogBatch
 from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.commit_log import CommitLog
@@ -55,6 +57,28 @@ if TYPE_CHECKING:
     from martlet.broker.retry import DeadLetterReason
     from martlet.broker.topic.retained import Retained
     from martlet.log.storage import Segment
+
+
+@dataclass(kw_only=True, slots=True)
+class BrokerSettings(RetentionSettings):
+    """The settings of a broker's core.
+
+    Attributes:
+        max_topics: maximum for the creation of topics; existing ones stay. 0 for no limit.
+        max_delayed: maximum number of waiting delayed messages; 0 for no limit.
+        transactions: the limits of transactions.
+        on_put_off: called with a channel that cannot read its messages at the moment: topic,
+            channel, reason.
+        on_lost: called with messages that are no longer readable: topic, channel, first offset, end
+            offset, reason.
+    """
+
+    max_topics: int = 0
+    max_delayed: int = 0
+    transactions: TransactionLimits = field(default_factory=TransactionLimits)
+    on_put_off: Callable[[str, str, OSError], None] = lambda *_: None
+    on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None
+
 
 MAX_SCRATCH = 8
 """The maximum number of batches kept for reuse."""

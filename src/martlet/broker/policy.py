@@ -7,7 +7,8 @@ derive from that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
-from martlet.text import shown_value
+from martlet.text import MILLISECOND_NS, parse_duration, parse_size, shown_value
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MAX_TAGS = 256
@@ -273,3 +274,63 @@ def check_dead_letter_topic(name: str, topic: str) -> None:
             f"dead_letter_topic {name!r} is the topic itself, which would bring every dead letter"
             " to its channels again: name another one"
         )
+
+
+def read_words(policy: Policy, words: Sequence[str]) -> dict[str, object]:
+    """Read the fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
+    known = {each.name: each.metadata for each in policy.settable()}
+    changes: dict[str, object] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        name = name.replace("-", "_")
+        if name not in known:
+            raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(known)}")
+        changes[name] = None if text == "default" else _value(name, text, known[name])
+    policy.changed(changes)  # Their limits.
+    return changes
+
+
+def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
+    if "choices" in limits or limits.get("is_name") or limits.get("is_filter"):
+        return text
+    if text.startswith("["):
+        return _listed(name, text)
+    pieces = [each.strip() for each in text.replace("||", ",").split(",")] if text else []
+    if limits.get("is_tags"):
+        return pieces
+    if "count" in limits:
+        return [_number(name, piece) for piece in pieces]
+    return _number(name, text)
+
+
+def _listed(name: str, text: str) -> list[object]:
+    """Refuse a list in JSON, whose brackets would become part of the words."""
+    try:
+        values: list[object] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadPolicy(f"{name}={text}: write a list with commas, as a,b") from None
+    return values
+
+
+def _number(name: str, text: str) -> int:
+    """Read a whole number or, depending on the name, a duration such as 72h or a size."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        if name.endswith("_ms"):
+            return parse_duration(text) // MILLISECOND_NS
+        if name.endswith("_bytes"):
+            return parse_size(text)
+    except ValueError as error:
+        raise BadPolicy(f"{name}={text}: {error}") from None
+    raise BadPolicy(f"{name}={text}: it must be a whole number")
+
+
+def value_text(value: object) -> str:
+    """Format a value as a user types it."""
+    if not isinstance(value, list):
+        return str(value)
+    texts = [str(each) for each in value]
+    return json.dumps(value) if any("," in each for each in texts) else ",".join(texts)

@@ -32,7 +32,7 @@ from martlet.broker.journal.entries import (
     decode_retired,
     json_of,
 )
-from martlet.broker.recovery.needs import needed_by
+from martlet.broker.recovery.journal_replay import needed_by
 from martlet.broker.tracing.counters import (
     FIRST_BUCKET,
     ChannelCount,

@@ -24,7 +24,7 @@ from random import Random
 from typing import Protocol
 
 from martlet.broker.recovery.restore import BrokerRecovery
-from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
+from martlet.broker.recovery.standby import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.copy import CopiedLog, CopyRefused
 from martlet.log.epochs import EpochRange

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.recovery.restore import RestoredBroker, restore
-from martlet.broker.retention.eviction import Eviction
+from martlet.broker.retention.eviction import Eviction, HistoryReclaimer
 from martlet.broker.retention.history import Retention, Watermarks
-from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.layer.layer import SPACE_BYTES
 from martlet.protocol.nsq.v2 import ProtocolLimits
 from martlet.replica.note import NAME as REPLICA_NOTE
-from martlet.server.clock import Clock
+from martlet.server.clock import Clock, DueTimer
 from martlet.server.data_folder import DataFolder, open_folder, refusal
 from martlet.server.disk_space import DiskSpace
-from martlet.server.due_timer import DueTimer
 from martlet.server.group_commit import GroupCommit
 from martlet.server.http.v1.leases import Leases
 from martlet.server.listeners import Listeners

@@ -16,7 +16,7 @@ from martlet.options import BrokerOptions
 from martlet.private_files import make_private
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.broker_identity import broker_identity
-from martlet.server.keys.indexer import KeyIndexer
+from martlet.server.key_indexer import KeyIndexer
 from martlet.text import readable_size
 
 _FLAG = "--data-path"

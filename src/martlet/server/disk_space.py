@@ -15,7 +15,7 @@ from martlet.broker.retention.checkpoint import allow_spares
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.retention.reclaim import HistoryReclaimer
+    from martlet.broker.retention.eviction import HistoryReclaimer
     from martlet.server.flusher import Flusher
     from martlet.server.observability.event_log import EventLog
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
 from martlet.server.flusher import Flusher
-from martlet.server.journal_writer import JournalWriter
+from martlet.server.group_commit import JournalWriter
 from martlet.server.tick import LoopTicks
 
 if TYPE_CHECKING:

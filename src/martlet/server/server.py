@@ -21,11 +21,11 @@ from martlet.server.start_warnings import warn
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.retention.reclaim import HistoryReclaimer
+    from martlet.broker.retention.eviction import HistoryReclaimer
     from martlet.options import BrokerOptions
+    from martlet.server.clock import DueTimer
     from martlet.server.data_folder import DataFolder
     from martlet.server.disk_space import DiskSpace
-    from martlet.server.due_timer import DueTimer
     from martlet.server.flusher import Flusher
     from martlet.server.group_commit import GroupCommit
     from martlet.server.http.request import Routes

@@ -9,8 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy
-from martlet.broker.policy_words import read
+from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy, read_words
 from martlet.cli.admin.configure import _shown
 from martlet.cli.main import main
 from martlet.testing import BrokerProcess
@@ -67,7 +66,7 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
 
 def test_words_are_read_as_the_policy_has_them() -> None:
     words = ["retry_delays_ms=", "dead_letter_topic=lost", "tags=red,blue", "order=key"]
-    assert read(ChannelPolicy(), words) == {
+    assert read_words(ChannelPolicy(), words) == {
         "retry_delays_ms": [],
         "dead_letter_topic": "lost",
         "tags": ["red", "blue"],
@@ -75,20 +74,20 @@ def test_words_are_read_as_the_policy_has_them() -> None:
     }
     # However a list is written, it is the same, and the shown text can be typed again.
     for word in ("tags=red || blue", 'tags=["red", "blue"]', "tags=red, blue"):
-        assert read(ChannelPolicy(), [word]) == {"tags": ["red", "blue"]}
-    assert read(ChannelPolicy(), ["retry_delays_ms=[1000, 5000]"]) == {
+        assert read_words(ChannelPolicy(), [word]) == {"tags": ["red", "blue"]}
+    assert read_words(ChannelPolicy(), ["retry_delays_ms=[1000, 5000]"]) == {
         "retry_delays_ms": [1000, 5000]
     }
-    assert read(ChannelPolicy(), ['tags=["a,b"]']) == {"tags": ["a,b"]}
+    assert read_words(ChannelPolicy(), ['tags=["a,b"]']) == {"tags": ["a,b"]}
     assert _shown({"tags": ["red", "blue"], "lock_ms": 5}) == "tags=red,blue, lock_ms=5"
     assert _shown({"tags": ["a,b"]}) == 'tags=["a,b"]'
     with pytest.raises(BadPolicy, match="write a list"):
-        read(ChannelPolicy(), ['tags=["red", blue]'])
-    assert read(TopicPolicy(), ["retention_ms=1500ms", "trace=default"]) == {
+        read_words(ChannelPolicy(), ['tags=["red", blue]'])
+    assert read_words(TopicPolicy(), ["retention_ms=1500ms", "trace=default"]) == {
         "retention_ms": 1500,
         "trace": None,
     }
     for word in ("max_attempts=many", "lock_ms=1x", "retention_bytes=1"):
         with pytest.raises(BadPolicy, match=word.partition("=")[0]):
-            read(ChannelPolicy(), [word])
+            read_words(ChannelPolicy(), [word])
     assert json.dumps(TopicPolicy().to_json()) == "{}"

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.broker.disk_core import SEGMENT_BYTES, DiskCore
 
 from martlet.broker.broker import BrokerCore as Core
-from martlet.broker.recovery.needs import needed_by
+from martlet.broker.recovery.journal_replay import needed_by
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.cli.log import main

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.replica.test_primary import FakeLink
 
 from martlet.broker.recovery.restore import BrokerRecovery, promote
-from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
+from martlet.broker.recovery.standby import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange

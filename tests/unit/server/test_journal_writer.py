@@ -8,7 +8,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.server import journal_writer
-from martlet.server.journal_writer import MAX_BESIDE_BATCHES, REST, JournalWriter
+from martlet.server.group_commit import MAX_BESIDE_BATCHES, REST, JournalWriter
 
 
 def busy(core: Core, channels: int) -> list[Client]:

@@ -11,8 +11,14 @@ from aiohttp import web
 from martlet.admin.actions import Action, Preview, silent, subject, with_failures
 from martlet.admin.inputs import ActionRefused, Inputs, inputs_of
 from martlet.admin.site import SITE
-from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
-from martlet.broker.policy_words import read, written
+from martlet.broker.policy import (
+    BadPolicy,
+    ChannelPolicy,
+    Policy,
+    TopicPolicy,
+    read_words,
+    value_text,
+)
 from martlet.client.admin import Answers, ReplayResult, TopicDescription
 from martlet.schema.topics import MAX_QUEUES
 from martlet.text import counted
@@ -77,7 +83,7 @@ def _settings(kind: Policy, policies: Mapping[str, Mapping[str, Any]]) -> list[S
     found = []
     for each in kind.settable():
         values = {
-            url: written(policy[each.name]) if each.name in policy else ""
+            url: value_text(policy[each.name]) if each.name in policy else ""
             for url, policy in policies.items()
         }
         differ = len(set(values.values())) > 1
@@ -102,7 +108,7 @@ def _changes(inputs: Inputs) -> dict[str, object]:
         if each.name in inputs.fields and wanted != inputs.text(f"was_{each.name}"):
             words.append(f"{each.name}={wanted or 'default'}")
     try:
-        return read(kind, words)
+        return read_words(kind, words)
     except BadPolicy as error:
         raise ActionRefused(str(error)) from None
 
@@ -116,7 +122,7 @@ async def _preview_configure(inputs: Inputs) -> Preview:
     where = inputs.broker.partition("://")[2] or "all brokers with the topic"
     lines = [
         f"{name}: {inputs.text(f'was_{name}') or 'default'} becomes"
-        f" {'default' if value is None else written(value)}."
+        f" {'default' if value is None else value_text(value)}."
         for name, value in changes.items()
     ]
     return Preview(

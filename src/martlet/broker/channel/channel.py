@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from martlet.broker.channel.channel_rate import ChannelRate
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import KeyOrdering, Ordering
+from martlet.broker.channel.priority_turns import ChannelRate
 from martlet.broker.channel.queue_ordering import QueueOrdering
 from martlet.broker.channel.redelivery import Redelivery
 from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import Conflict, TooMany
-from martlet.broker.groups.external_reader import ExternalReader, group_queue
+from martlet.broker.groups.group_queue import ExternalReader, group_queue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.queue.channel_state import ChannelState, MovingMessages
+from martlet.broker.queue.channel_state import ChannelState, MovingMessages, oldest_age_ns
 from martlet.broker.queue.consumer import ChannelConsumer
-from martlet.broker.queue.oldest import oldest_age_ns
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
@@ -31,10 +30,10 @@ from martlet.rate_limit import TokenBucket
 from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.client import Client
     from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.broker.channel.subscriber import Client
     from martlet.broker.groups.group_queue import GroupQueue
-    from martlet.broker.groups.member import GroupConsumer
+    from martlet.broker.groups.membership import GroupConsumer
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.queue.channel_filter import ChannelFilter

@@ -30,7 +30,7 @@ from martlet.broker.tracing.latency import Latency, Together
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.client import Client
+    from martlet.broker.channel.subscriber import Client
     from martlet.broker.offset_ranges import Offsets
     from martlet.broker.retry import DeadLetterReason
 

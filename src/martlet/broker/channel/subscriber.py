@@ -16,16 +16,25 @@ queues take turns, and none waits until another is empty. Where queues have prio
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.consumer import ChannelConsumer, MessageReceiver
 from martlet.broker.queue.started import StartedMessages
 from martlet.broker.queue.topology import TopologyPreference
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.client import Client
     from martlet.broker.channel.delivery import Delivery
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.priority_turns import PriorityTurns
+
+
+class Client(MessageReceiver, Protocol):
+    """The client behind a subscription, over a socket or in a test."""
+
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
+        """Handle that the channel has several queues from now on: acknowledge to `channel`, as
+        `consumer`.
+        """
 
 
 class Subscriber:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from martlet.broker.errors import WritesRefused
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason
-    from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicRegistry
 
 CHANNEL = "dead-letters"
 """The channel of a dead-letter topic that holds the unhandled messages."""

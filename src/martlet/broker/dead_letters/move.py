@@ -25,8 +25,7 @@ from martlet.properties.model import BadProperties, Properties
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.queue.queue_log import Receipt
-    from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicRegistry
 
 _AT_ONCE = 200
 _BYTES_AT_ONCE = 1 << 20

@@ -28,8 +28,7 @@ from martlet.properties.model import BadProperties, Properties
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.dead_letters.move import MessageMover
-    from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicRegistry
 
 _MILLISECOND_NS = 1_000_000
 

@@ -30,7 +30,7 @@ from martlet.broker.journal.entries import BucketRecord, TopicRecord
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
-from martlet.broker.topic.hidden import HiddenTopic
+from martlet.broker.topic.retained import HiddenTopic
 from martlet.log.index import IndexEntry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from martlet.broker.delayed.done_bitmap import Offsets
     from martlet.broker.delayed.due_queue import Key
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicRegistry
     from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"

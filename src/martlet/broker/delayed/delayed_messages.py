@@ -23,8 +23,7 @@ from martlet.log.index import Index
 
 if TYPE_CHECKING:
     from martlet.broker.queue.queue_log import Receipt
-    from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.topic import Topic, TopicRegistry
     from martlet.native.raw_bodies import Bodies
 
 MINUTE_NS = 60 * 10**9

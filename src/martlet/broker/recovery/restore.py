@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from martlet.broker.broker import BrokerCore
+from martlet.broker.broker import BrokerCore, BrokerSettings
 from martlet.broker.channel.channel import Channel
 from martlet.broker.context import BrokerClock
 from martlet.broker.delayed.bucket import restore_bucket
@@ -33,11 +33,9 @@ from martlet.broker.queue.crash_charges import Charge, CrashCharges
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
-from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint, at_head
-from martlet.broker.recovery.standby_topic import StandbyTopic, is_shown
+from martlet.broker.recovery.standby import StandbyCheckpoint, StandbyTopic, at_head, is_shown
 from martlet.broker.retention.checkpoint import may_shorten
 from martlet.broker.retention.eviction import settle
-from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_messages import HalfTopic
 from martlet.log import checkpoint_file as checkpoint
@@ -146,7 +144,7 @@ class BrokerRecovery:
         assert self.position <= self._copy.end_position, "what was taken in has been cut off"
         self.take_in(self._copy.records(self.position, position))
 
-    # the state as a `martlet.broker.queue.log_view.LogView`
+    # the state as a `martlet.broker.queue.stored_queue.LogView`
 
     def is_confirmed(self, position: int) -> bool:
         """Whether the state has nothing that is not confirmed, as it may when it begins: a

@@ -38,7 +38,7 @@ from martlet.log.segmented import FlushJob, spans
 from martlet.log.storage import DiskUsage, Segment, Storage
 
 if TYPE_CHECKING:
-    from martlet.broker.retention.context import RetentionContext
+    from martlet.broker.retention.history import RetentionContext
     from martlet.broker.topic.retained import Retained
 
 _DROP_ROWS = 1 << 14

@@ -15,7 +15,11 @@ have no journal entry: their absence says it. A start drops in the same way all 
 are in no segment (`settle`). So a crash at any moment finds both the segment and its messages, or
 neither.
 
-History is deleted first: a segment that no channel needs before one that some channel does.
+History is deleted first: a segment that no channel needs before one that some channel does. As a
+rule a checkpoint deletes history, by its limits and the disk usage, but publishers may be faster.
+So under each policy a segment that held only history when the last checkpoint was made durable, and
+still does, may be deleted before a publish is refused (`HistoryReclaimer`): the checkpoint does not
+need it, and later journal entries are behind it.
 
 A gap among the messages that a channel has yet to read is possible, since cleaning moves old
 batches to newer segments. Such a gap becomes one of the topic's voids.
@@ -24,27 +28,64 @@ batches to newer segments. Such a gap becomes one of the topic's voids.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.offset_ranges import distinct, inside, merged, with_stretch
+from martlet.broker.offset_ranges import Offsets, Stretch, distinct, inside, merged, with_stretch
 from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
-from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.log.retention import Need, SegmentLocator, needed_bytes
+from martlet.log.storage import Segment, StorageFull
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.offset_ranges import Offsets, Stretch
-    from martlet.broker.retention.context import RetentionContext
+    from martlet.broker.retention.history import RetentionContext
     from martlet.broker.topic.retained import Retained
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import Rows
-    from martlet.log.storage import Segment
+
 
 _ROWS_AT_ONCE = 1 << 14
+
+
+class HistoryReclaimer:
+    """Frees space in a broker's log by deleting history only.
+
+    Args:
+        broker: the broker; sets its log's `on_full`.
+    """
+
+    def __init__(self, broker: RetentionContext) -> None:
+        self._broker = broker
+        self.evicted_count = 0
+        """The number of segments deleted although channels needed them."""
+        broker.log.on_full = self.make_room
+
+    def make_room(self) -> bool:
+        """Delete the oldest segment that holds only history. Returns False where there is none."""
+        broker = self._broker
+        log = broker.log
+        if not broker.history_bases:
+            return False
+        needed = needed_bytes(log.segments, needs(broker))
+        for segment, bytes_needed in zip(log.segments, needed, strict=True):
+            is_history = segment.base in broker.history_bases and not bytes_needed
+            if is_history and log.is_releasable(segment):
+                log.retire(segment)
+                forget(broker, segment)
+                return True
+        return False
+
+    def reclaim(self) -> None:
+        """Free space when a journal write was refused: no publish may come to trigger it."""
+        log = self._broker.log
+        log.refresh_full()
+        with suppress(StorageFull):
+            while log.full is not None and log.failed is None and self.make_room():
+                log.refresh_full()
 
 
 @dataclass

@@ -31,19 +31,24 @@ channel are history for a while, so that it can be undone (`martlet.broker.topic
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from martlet.log.retention import NeedCounter
+from martlet.broker.context import TopicSettings
+from martlet.broker.topic.topic import TopicRegistry
+from martlet.log.retention import NeedCounter, SegmentLocator
 from martlet.names import is_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from martlet.broker.journal.entries import IndexRecord, Stretches
     from martlet.broker.policy import TopicPolicy
     from martlet.broker.queue.queue_log import KeptHistory, QueueLog
     from martlet.broker.topic.retained import Retained
-    from martlet.log.retention import SegmentLocator
+    from martlet.log.checkpoint_file import JournalEntry
     from martlet.log.storage import DiskUsage
+
 
 USUAL_TIME_NS = 72 * 3600 * 10**9
 """The time for which history is kept if only its bytes are limited."""
@@ -142,3 +147,45 @@ def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | 
     elif queue.history is None or queue.history.retention != retention:
         queue.history = History(queue, retention)
     return queue.history
+
+
+@dataclass(kw_only=True, slots=True)
+class RetentionSettings(TopicSettings):
+    """The operator's settings of retention.
+
+    Attributes:
+        retention: the history kept of a topic whose policy does not set it.
+        watermarks: the disk usage above which history is deleted earlier.
+        keep_emptied_ns: how long messages stay that were emptied from a channel.
+    """
+
+    retention: Retention = field(default_factory=Retention)
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    keep_emptied_ns: int = 0
+
+
+class RetentionContext(TopicRegistry, Protocol):
+    """A broker as seen by checkpoints and the retirement of segments."""
+
+    not_cleanable: set[int]
+    """Bases of segments that are not cleaned, since some needed batches there do not verify."""
+    history_bases: set[int]
+    """Bases of segments that held only history when the last checkpoint was made."""
+    shortened_at: int
+    """The number of retired segments when the indexes were last shortened."""
+
+    @property
+    def settings(self) -> RetentionSettings:
+        """The operator's settings."""
+
+    def snapshot(
+        self,
+        stored: Stretches,
+        *,
+        position: int | None = None,
+        epoch: int | None = None,
+        indexes: Mapping[int, IndexRecord] | None = None,
+    ) -> list[JournalEntry]:
+        """Return the full journal, in its shortest form. The arguments are those of
+        `SnapshotEntry`.
+        """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.journal.entries import TopologyEntry
-    from martlet.broker.topic.registry import TopicRegistry
+    from martlet.broker.topic.topic import TopicRegistry
 
 
 def check_count(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Offset reset: the start of a new group, or the new offsets of an existing one.
+"""Offset reset: the start of a new group, or new offsets of an existing group or follower.
 
 ::
 
@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.requested_policy import wished
+from martlet.broker.channel.policy_checks import wished
 from martlet.broker.errors import Conflict, OutOfReach
+from martlet.broker.groups.group_queue import ExternalReader
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.topic.rewind import channel_from, offset_at
 from martlet.names import is_ephemeral
@@ -28,6 +29,7 @@ from martlet.text import counted
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
+
 
 STARTS = ("last", "first", "time", "offset")
 _MILLISECOND_NS = 1_000_000
@@ -129,3 +131,46 @@ def reset_group(
         assert part.group is not None
         part.group.set_to(to)
     return places
+
+
+def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
+    """Move a follower to its reader's offsets, by queue number; create it at the first stored
+    offset if it is missing.
+
+    Raises:
+        Conflict: another kind of channel has that name.
+        BadPolicy: an ephemeral channel cannot be a follower.
+        OutOfReach: an offset is behind the end of its queue; nothing is changed.
+        NotFound: there is no such queue; nothing is changed.
+        InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
+    """
+    for number, offset in offsets.items():
+        part = topic.part(number)
+        if offset > part.queue.visible_end:
+            raise OutOfReach(
+                f"offset {offset} of topic {topic.name!r}, queue {number} is behind its end,"
+                f" {part.queue.visible_end}",
+                queue=number,
+            )
+    wanted = ChannelPolicy(kind="follower", retain="on" if retain else "off")
+    channel = topic.channels.get(name)
+    if channel is None:
+        if is_ephemeral(name):
+            raise BadPolicy(f"an ephemeral channel cannot be a follower: {name!r}")
+        starts = {part.number: part.queue.start_offset for part in topic.parts}
+        channel = topic.channel(name, starts, policy=wanted)
+    elif channel.policy.kind != "follower":
+        what = "a group with members" if channel.group is not None else "a channel for consumers"
+        raise Conflict(
+            f"{name!r} of topic {topic.name!r} is {what}: give what follows the topic another name"
+        )
+    elif channel.policy.retain != wanted.retain:
+        topic.configure_channel(name, channel.policy.changed({"retain": wanted.retain}))
+    for number, offset in offsets.items():
+        part_channel = topic.parts[number].channels[name]
+        queue, group = part_channel.queue, part_channel.group
+        assert isinstance(group, ExternalReader)
+        place = max(offset, queue.start_offset)
+        if place != part_channel.cursor.next:
+            group.report(place)
+    return channel

@@ -1,26 +1,33 @@
-"""Queues whose messages the log keeps: topics, half messages, and delayed messages."""
+"""Queues whose messages the log keeps: topics, half messages, and delayed messages.
+
+Hidden topics are internal messages of the broker, invisible to clients. They have no channels;
+their subclass determines which messages are needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+from martlet.broker.journal.entries import TopicRecord
+from martlet.broker.policy import TopicPolicy
+from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.journal.entries import TopicRecord
     from martlet.broker.offset_ranges import Offsets, Stretch
-    from martlet.broker.policy import TopicPolicy
-    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
+    from martlet.log.batch import LogBatch
+    from martlet.native.raw_bodies import Bodies
 
 
 class Retained(Protocol):
     """The messages of one queue of the log, and which of them are needed.
 
-    A topic at one of its queues is one; hidden topics (`martlet.broker.topic.hidden`) are others.
+    A topic at one of its queues is one; hidden topics are others.
     """
 
     id: int
@@ -85,3 +92,99 @@ class Retained(Protocol):
         """Pack the marks of messages that are done, if not tracked by channels: all, or only those
         that are certain to be durable; None for none.
         """
+
+
+class StagingContext(Protocol):
+    """The broker's services for staging."""
+
+    def staged(self, topic: Retained) -> LogBatch:
+        """Return a new batch for a topic's messages; the former one is appended."""
+
+    def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
+        """Append the staged messages of a topic, for delivery at a time, 0 for at once."""
+
+
+class StagedQueue:
+    """A queue that messages are staged for; the base of implementations of `Retained`.
+
+    Args:
+        context: the broker.
+        queue: the queue.
+    """
+
+    def __init__(self, context: StagingContext, queue: QueueLog) -> None:
+        self._staging = context
+        self.queue = queue
+
+    def stage(
+        self,
+        bodies: Bodies,
+        deliver_at_ns: int = 0,
+        properties: Sequence[tuple[int, bytes]] = (),
+    ) -> Receipt:
+        """Stage messages, to be appended at the end of this turn.
+
+        Bodies are copied, so the caller may use their buffer again.  `properties` has the number,
+        rising, and the packed properties (see `martlet.properties.model`) of each message that has
+        any.
+        """
+        queue = self.queue
+        batch = queue.batch
+        if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
+            batch = self._staging.staged(cast("Retained", self))
+        if properties:
+            batch.set_properties(batch.count, properties)
+        batch.add_bodies(bodies)
+        if deliver_at_ns:
+            return self._staging.commit_topic(cast("Retained", self), deliver_at_ns)
+        return queue.receipt
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next staged message."""
+        batch = self.queue.batch
+        return self.queue.end_offset + (0 if batch is None else batch.count)
+
+
+class HiddenTopic(StagedQueue):
+    """The base of hidden topics; each of them is `Retained`.
+
+    Args:
+        context: the broker.
+        id: its number in the log.
+        name: its name, which no topic of a client can have.
+        queue: its messages.
+    """
+
+    def __init__(self, context: StagingContext, id: int, name: str, queue: QueueLog) -> None:
+        super().__init__(context, queue)
+        self.id = id
+        self.name = name
+        self.ephemeral = False
+        self.policy = TopicPolicy()
+        self.voids: list[Stretch] = []
+        self.dropped_count = 0
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """Itself, since it has one queue."""
+        return (self,)
+
+    def resume_delivery(self) -> None:
+        """Do nothing: no consumer waits for dropped messages."""
+
+    def record(self, backlog_offset: int, channels: Sequence[Channel] | None) -> TopicRecord:
+        """Describe it for the journal; in a snapshot with its end, and no channels."""
+        return TopicRecord(
+            id=self.id,
+            name=self.name,
+            queue=0,
+            of=0,
+            id_base=self.queue.id_base,
+            paused_at=None,
+            backlog_offset=backlog_offset,
+            voids=tuple(self.voids),
+            policy=None,
+            end_offset=None if channels is None else self.queue.end_offset,
+            channels=None if channels is None else (),
+        )

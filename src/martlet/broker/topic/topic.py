@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from crc32c import crc32c
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.kind import check_kind
-from martlet.broker.channel.partitioned import PartitionedChannel
+from martlet.broker.channel.partitioned import OverQueues, PartitionedChannel
+from martlet.broker.channel.policy_checks import check_kind
 from martlet.broker.channel.priority_turns import highest_first
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.journal.entries import (
@@ -28,6 +28,7 @@ from martlet.broker.journal.entries import (
     TogetherEntry,
     TopicEntry,
     TopicRecord,
+    TopologyEntry,
 )
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
@@ -36,8 +37,7 @@ from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
-from martlet.broker.topic.partitioned import PartitionedTopic
-from martlet.broker.topic.stage import StagingContext
+from martlet.broker.topic.retained import Retained, StagingContext
 from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
@@ -48,7 +48,7 @@ from martlet.properties.model import NORMAL_PRIORITY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from martlet.broker.journal.entries import TopologyEntry
+    from martlet.log.batch import LogBatch
 
 
 class TopicContext(ChannelContext, StagingContext, Protocol):
@@ -503,3 +503,74 @@ def check_queue(topic: str, number: int, count: int) -> None:
         f"topic {topic!r} has no queue {number}: it has {there}; add queues with:"
         f" martlet topic create {topic} --queues={number + 1}"
     )
+
+
+class TopicRegistry(TopicContext, Protocol):
+    """The broker's services to find topics and to store messages in them."""
+
+    by_id: dict[int, Retained]
+    """By number in the log: all topics at all their queues, and the hidden ones."""
+    queues: dict[int, Topic]
+    """By number in the log: all topics at all their queues."""
+    dropped_names: list[str]
+    """Files to delete once the next checkpoint is durable."""
+    relocated_position: int
+    """The log position behind the last message that was moved or appended again."""
+    stored_count: int
+    """Messages stored since the start."""
+
+    def topic(self, name: str) -> Topic:
+        """Return the topic of that name, created if it is new. Raises BrokerError and
+        WritesRefused.
+        """
+
+    def find_topic(self, name: str) -> Topic:
+        """Return the topic of that name. Raises NotFound."""
+
+    def adopt(self, topic: Topic) -> None:
+        """Add a topic at one of its queues."""
+
+    def stored(self, topic: Retained, first: int, deferred: bool) -> None:
+        """Deliver a batch from offset `first` on, the last of its queue, once it is confirmed."""
+
+    def commit(self) -> None:
+        """Append everything staged and deliver it to the channels."""
+
+    def lend_scratch(self) -> LogBatch:
+        """Lend a scratch batch; return it by `take_scratch`."""
+
+    def take_scratch(self, batch: LogBatch) -> None:
+        """Take back a batch that was lent."""
+
+    def stored_at_ns(self) -> int:
+        """Return the timestamp of messages stored now, never before that of an earlier one."""
+
+
+class PartitionedTopic:
+    """A topic over all its queues, for statistics.
+
+    Args:
+        parts: the topic at each queue, by number.
+    """
+
+    def __init__(self, parts: list[Topic]) -> None:
+        self.parts = parts
+        self.id = parts[0].id
+        self.name = parts[0].name
+
+    @property
+    def channels(self) -> dict[str, Channel | PartitionedChannel]:
+        """Its channels."""
+        return {name: channel.all_queues for name, channel in self.parts[0].channels.items()}
+
+    @property
+    def paused(self) -> bool:
+        """Whether the topic is paused."""
+        return self.parts[0].paused
+
+    channel_count = OverQueues(max)
+    depth = OverQueues()
+    message_count = OverQueues()
+    message_bytes = OverQueues()
+    dropped_count = OverQueues()
+    refused_count = OverQueues()

@@ -18,7 +18,7 @@ import numpy as np
 
 from martlet.broker.journal.entries import ChannelRecord
 from martlet.broker.offset_ranges import apart_from
-from martlet.broker.topic.stage import StagedQueue
+from martlet.broker.topic.retained import StagedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.topic.stage import StagingContext
+    from martlet.broker.topic.retained import StagingContext
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 

@@ -36,8 +36,8 @@ from martlet.broker.journal.entries import (
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES, QueueLog
-from martlet.broker.topic.hidden import HiddenTopic
-from martlet.broker.topic.registry import TopicRegistry
+from martlet.broker.topic.retained import HiddenTopic
+from martlet.broker.topic.topic import TopicRegistry
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
 from martlet.log.atomic_batches import BatchSlot
 from martlet.log.batch import total_bytes

@@ -9,8 +9,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
 
-from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
-from martlet.broker.policy_words import read, written
+from martlet.broker.policy import (
+    BadPolicy,
+    ChannelPolicy,
+    Policy,
+    TopicPolicy,
+    read_words,
+    value_text,
+)
 from martlet.cli import start, tool
 from martlet.cli.admin.manage import place_of, way_out
 from martlet.cli.broker_http import ChannelOptions, TopicOptions
@@ -46,7 +52,7 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
     if stray := named[len(names) :]:
         _fail(f"{stray[0]!r} has no value: write NAME=VALUE, such as {stray[0]}=default")
     try:
-        changes = read(policy, settings)
+        changes = read_words(policy, settings)
     except BadPolicy as error:
         _fail(str(error))
     place = place_of(options)
@@ -85,4 +91,4 @@ def _description(what: str, policy: Policy) -> str:
 def _shown(policy: Mapping[str, object]) -> str:
     if not policy:
         return "nothing is set"
-    return ", ".join(f"{name}={written(value)}" for name, value in policy.items())
+    return ", ".join(f"{name}={value_text(value)}" for name, value in policy.items())

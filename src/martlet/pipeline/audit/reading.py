@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from martlet.broker.journal.entries import checkpoint_head
-from martlet.broker.recovery.needs import needed_by
+from martlet.broker.recovery.journal_replay import needed_by
 from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
 from martlet.log.record import RecordKind
 from martlet.names import is_system

@@ -62,8 +62,7 @@ from martlet.server.http.request import HttpError, Request, Routes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from martlet.broker.queue.log_view import LogView, TopicView
-    from martlet.broker.queue.stored_queue import StoredQueue
+    from martlet.broker.queue.stored_queue import LogView, StoredQueue, TopicView
     from martlet.log.index import Rows
     from martlet.log.segmented import SegmentedLog
     from martlet.server.data_folder import DataFolder

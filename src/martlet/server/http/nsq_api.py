@@ -21,12 +21,12 @@ from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.properties.model import NORMAL_PRIORITY
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.clock import TimeSlice
 from martlet.server.http.publish_headers import asked_properties, asked_time_ns
 from martlet.server.http.request import HttpError, PublishEndpoint, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
 from martlet.server.observability.stats import pauses
-from martlet.server.time_slice import TimeSlice
 from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from martlet.server.http.log_api import LogApi
 from martlet.server.http.request import HttpError
 
 if TYPE_CHECKING:
-    from martlet.broker.queue.log_view import LogView
+    from martlet.broker.queue.stored_queue import LogView
     from martlet.broker.recovery.restore import BrokerRecovery
     from martlet.log.copy import CopiedLog
     from martlet.server.data_folder import DataFolder

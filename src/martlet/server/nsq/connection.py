@@ -23,6 +23,7 @@ from martlet.names import is_valid_name
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.negotiation import default_identity
+from martlet.server.clock import TimeSlice
 from martlet.server.http.access import OLD_TLS
 from martlet.server.listening_socket import is_local
 from martlet.server.nsq.authorizer import Authorizer
@@ -33,7 +34,6 @@ from martlet.server.nsq.output_queue import OutputQueue
 from martlet.server.nsq.reply_queue import PendingReplies
 from martlet.server.nsq.unread_input import handle_unread
 from martlet.server.rpc.arguments import CallError
-from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from martlet import __version__
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.topic.topic import PartitionedTopic
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.transactions.state import TransactionState
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count, kind_of
@@ -33,7 +33,7 @@ from martlet.text import SECOND_NS
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.retention.reclaim import HistoryReclaimer
+    from martlet.broker.retention.eviction import HistoryReclaimer
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.manager import Transactions
     from martlet.options import BrokerOptions

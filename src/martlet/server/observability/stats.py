@@ -16,7 +16,7 @@ reports an unused one. Martlet's own fields follow nsqd's, in each object:
   for, ``finish_latency``, the histogram of ``/metrics``, which would cost too much for thousands;
 - ``queues``, of a topic that has several.
 
-Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
+Counting thousands of channels takes long, so it is done in slices (`martlet.server.clock`),
 and the numbers of one report may be taken some milliseconds apart.
 """
 
@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from martlet import __version__
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.topic.topic import PartitionedTopic
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.tracing.latency import Latency, Together, quantiles
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
-from martlet.server.time_slice import TimeSlice
+from martlet.server.clock import TimeSlice
 from martlet.server.tls import suite_name, version_name
 from martlet.text import MILLISECOND_NS, SECOND_NS
 

@@ -1,6 +1,6 @@
 """The layouts of ``/stats``: the same counts as JSON, and as text in nsqd's layout.
 
-The work is done in slices (`martlet.server.time_slice`), channel by channel and client by client.
+The work is done in slices (`martlet.server.clock`), channel by channel and client by client.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from datetime import datetime
 
 from martlet import __version__
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
+from martlet.server.clock import TimeSlice
 from martlet.server.observability.stats import Report
-from martlet.server.time_slice import TimeSlice
 from martlet.text import SECOND_NS, format_duration, go_json
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from martlet.names import is_ephemeral
 from martlet.schema.counts import CHANNEL_COUNTS, COUNTER, TOPIC_COUNTS, Count
+from martlet.server.clock import TimeSlice
 from martlet.server.observability.stats import Report, pauses
-from martlet.server.time_slice import TimeSlice
 from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from aiohttp import web
 from yarl import URL
 
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.clock import TimeSlice
 from martlet.server.http.health_api import HealthApi
 from martlet.server.http.paths import route_of
 from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
@@ -28,7 +29,6 @@ from martlet.server.observability import stats_text
 from martlet.server.observability.metrics import process_metrics, ready_metric
 from martlet.server.observability.prometheus import CONTENT_TYPE
 from martlet.server.replication.splice import HOLD_S
-from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy
-from martlet.broker.topic.follow import follow
+from martlet.broker.topic.offset_reset import follow
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.groups import offsets_by_queue
 

@@ -40,8 +40,7 @@ from martlet.server.rpc.served import served
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.groups.member import GroupConsumer
-    from martlet.broker.groups.membership import Membership
+    from martlet.broker.groups.membership import GroupConsumer, Membership
     from martlet.broker.topic.topic import Topic
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember
-from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
+from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic, GroupConsumer
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.properties.filter import MAX_LENGTH

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.kind import check_kind
-from martlet.broker.channel.requested_policy import wished
+from martlet.broker.channel.policy_checks import check_kind, wished
 from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy
 from martlet.broker.queue.cursor import MAX_ATTEMPTS

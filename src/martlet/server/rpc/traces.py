@@ -26,7 +26,7 @@ from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.tracing.model import Trace, TraceResult
+    from martlet.broker.recovery.trace_search import Trace, TraceResult
     from martlet.server.data_folder import DataFolder
     from martlet.server.rpc.registry import Caller, Methods
 

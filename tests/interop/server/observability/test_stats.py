@@ -10,8 +10,8 @@ import pytest
 from tests.crash.wire import Wire, http
 
 from martlet.server import time_slice as pace
+from martlet.server.clock import TimeSlice
 from martlet.server.observability import stats, statsd
-from martlet.server.time_slice import TimeSlice
 from martlet.testing import Broker
 from martlet.text import SECOND_NS
 

@@ -9,7 +9,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.group_queue import GroupQueue
-from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.groups.membership import GroupConsumer
 from martlet.broker.journal import cursor_entry as journal
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.crash_charges import MAX_CHARGES, StartedRange

@@ -13,7 +13,7 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.retention.eviction import Evicted, Eviction
-from martlet.broker.topic.follow import follow
+from martlet.broker.topic.offset_reset import follow
 from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import DiskStorage
 from martlet.testing import SimulatedClock

@@ -16,8 +16,8 @@ from martlet.broker.retention.checkpoint import (
     history_makes_room,
     makes_room,
 )
+from martlet.broker.retention.eviction import HistoryReclaimer
 from martlet.broker.retention.history import USUAL_TIME_NS, Retention, Watermarks
-from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.rewind import offset_at, replay
 from martlet.log.storage import DiskUsage
 from martlet.testing import SimulatedStorage

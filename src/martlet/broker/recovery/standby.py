@@ -1,4 +1,6 @@
-"""The checkpoint of a standby, whose state is that of a log that another replica writes.
+"""A standby: its topics as readers of the log see them, and its checkpoint.
+
+Its state is that of a log that another replica writes.
 
 Each segment begins with the full journal, so a checkpoint at a segment's base needs little of it: a
 start reads the rest from the log::
@@ -17,14 +19,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from martlet.broker.journal.entries import IndexRecord, SnapshotEntry, decode, encode
+from martlet.broker.errors import NotFound
+from martlet.broker.journal.entries import HALF, IndexRecord, SnapshotEntry, decode, encode
+from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.log import checkpoint_file
 from martlet.log.record import Header, RecordKind, payload
+from martlet.log.segmented import SegmentedLog
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.delayed.done_bitmap import DoneBitmap
-    from martlet.broker.recovery.journal_replay import RecoveredTopic
     from martlet.log.index import Index
     from martlet.log.storage import Storage
 
@@ -90,3 +94,42 @@ def at_head(
     entries += [(RecordKind.MARKS, id, marks[id].pack()) for id in indexes if id in marks]
     data = checkpoint_file.pack(entries, epoch=header.epoch, stored_at_ns=header.stored_at_ns)
     return StandbyCheckpoint(header.position, header.next_position, named, data)
+
+
+class StandbyTopic:
+    """A topic at one of its queues: a `martlet.broker.queue.stored_queue.TopicView`.
+
+    Args:
+        state: has all of its queues.
+        log: holds its batches.
+        known: the topic at this queue.
+    """
+
+    def __init__(self, state: RecoveredState, log: SegmentedLog, known: RecoveredTopic) -> None:
+        self.id = known.record.id
+        self.name = known.record.name
+        self.number = known.record.queue
+        self.queue = known.stored_in(log)
+        self._state = state
+        self._log = log
+
+    @property
+    def parts(self) -> list[StandbyTopic]:
+        """The topic at each of its queues, by number."""
+        found = [] if self.number else [self]
+        while (known := self._state.find(self.name, len(found))) is not None:
+            found.append(StandbyTopic(self._state, self._log, known))
+        return found
+
+    def part(self, number: int) -> StandbyTopic:
+        """Return the topic at the queue of that number. Raises NotFound."""
+        known = self._state.find(self.name, number)
+        if known is None:
+            raise NotFound(f"topic {self.name!r} has no queue {number}")
+        return StandbyTopic(self._state, self._log, known)
+
+
+def is_shown(topic: RecoveredTopic) -> bool:
+    """Whether clients know of a topic, and it survives a failover."""
+    record = topic.record
+    return record.delayed is None and record.name != HALF and not is_ephemeral(record.name)

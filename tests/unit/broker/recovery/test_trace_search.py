@@ -10,13 +10,10 @@ from tests.unit.broker.disk_core import DiskCore
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.fetch import Fetch
-from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.membership import AllocatedTopic
+from martlet.broker.groups.membership import AllocatedTopic, GroupConsumer
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
-from martlet.broker.recovery.trace_search import Search, TraceNotFound
-from martlet.broker.topic.follow import follow
-from martlet.broker.topic.offset_reset import begin_group, reset_group
-from martlet.broker.tracing.model import Trace, TraceResult
+from martlet.broker.recovery.trace_search import Search, Trace, TraceNotFound, TraceResult
+from martlet.broker.topic.offset_reset import begin_group, follow, reset_group
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.cli.admin.trace import text as text_of
 from martlet.log.folder import Folder

@@ -10,8 +10,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import Conflict, NotFound, OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
-from martlet.broker.topic.follow import follow
-from martlet.broker.topic.offset_reset import begin_group
+from martlet.broker.topic.offset_reset import begin_group, follow
 
 
 def following(core: Core, offset: int | None = None, **options: Any) -> Channel:

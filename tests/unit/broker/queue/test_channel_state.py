@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker.queue import oldest
+from martlet.broker.queue import channel_state
 
 
 def test_the_age_is_of_the_first_message_behind_the_read_position() -> None:
@@ -41,7 +41,7 @@ def test_a_requeued_message_waits_since_it_was_published() -> None:
 
 
 def test_a_deferred_message_waits_since_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oldest, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(channel_state, "_ROWS_AT_ONCE", 2)
     core = Core()
     channel = core.channel("t", "c")
     for number in range(5):
