@@ -36,7 +36,6 @@ from martlet.addresses import Address, is_host
 if TYPE_CHECKING:
     import aiohttp
 
-
 TOKEN_FLAG = "operator-token-file"
 TOKEN_SETTING = "operator_token_file"
 """Its name in the client's config file."""

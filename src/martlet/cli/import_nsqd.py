@@ -19,7 +19,7 @@ from martlet.migration.findings import Findings
 from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
-from martlet.server.broker_identity import WrongVersion
+from martlet.server.data_folder import WrongVersion
 from martlet.text import counted, parse_size
 
 _MIB = 1 << 20

@@ -6,7 +6,7 @@ is paused before its backlog comes.  While a topic has no channel, the broker ke
 
 The work may be killed at any moment and begun again.  What a topic's queue already holds is passed
 over, and channels are put in place once more.  If a power cut has taken a part of the log, the
-topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.broker_identity`).
+topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.data_folder`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from martlet.migration.findings import Findings
 from martlet.migration.layout import MAX_COPIES, MAX_TRIED, Group, Layout
 from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
 from martlet.migration.progress import ImportEntry, ImportProgress, ImportRefused
-from martlet.server.broker_identity import broker_identity, mark_unfinished
 from martlet.server.clock import Clock
+from martlet.server.data_folder import broker_identity, mark_unfinished
 
 MAX_BATCH_BYTES = 1 << 19
 _CHECKPOINT_SEGMENTS = 10

@@ -15,6 +15,7 @@ from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.eviction import Eviction, HistoryReclaimer
 from martlet.broker.retention.history import Retention, Watermarks
 from martlet.layer.layer import SPACE_BYTES
+from martlet.options import BrokerOptions
 from martlet.protocol.nsq.v2 import ProtocolLimits
 from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.clock import Clock, DueTimer
@@ -38,7 +39,7 @@ from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.stats import StatsSource, log_report
 from martlet.server.observability.statsd import expand_prefix
 from martlet.server.rpc.begun_transactions import transaction_limits
-from martlet.server.rpc.registry import CallRegistry
+from martlet.server.rpc.registry import CallRegistry, Methods
 from martlet.server.server import Server
 from martlet.server.tls import server_context
 from martlet.text import MILLISECOND_NS, counted
@@ -49,11 +50,9 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
-    from martlet.options import BrokerOptions
     from martlet.server.http.request import Routes
     from martlet.server.http.v1.api import HttpApi
     from martlet.server.observability.replication import Replication
-    from martlet.server.rpc.registry import Methods
 
 _IMPORTED_LATE = (
     "martlet.server.http.nsq_api",

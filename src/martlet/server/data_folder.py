@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import uuid
@@ -11,13 +12,71 @@ from pathlib import Path
 
 from martlet.log.checkpoint_file import NAME as CHECKPOINT
 from martlet.log.cut import FOLDER as CUT
-from martlet.log.storage import BESIDE_BYTES, DiskStorage, FolderInUse, StorageFull
+from martlet.log.storage import BESIDE_BYTES, DiskStorage, FolderInUse, Storage, StorageFull
 from martlet.options import BrokerOptions
 from martlet.private_files import make_private
-from martlet.server.broker_identity import NAME as IDENTITY_NAME
-from martlet.server.broker_identity import broker_identity
 from martlet.server.key_indexer import KeyIndexer
 from martlet.text import readable_size
+
+IDENTITY_NAME = "broker.json"
+VERSION = 1
+
+
+class WrongVersion(OSError):
+    """The folder was written by another version of Martlet."""
+
+
+class NoIdentity(OSError):
+    """The file holds no name; the text says what to do."""
+
+
+class Unfinished(OSError):
+    """An unfinished operation on the folder must end first; the text names it."""
+
+
+def mark_unfinished(storage: Storage, why: str | None) -> None:
+    """Keep brokers from starting on the folder, and record why; with None, allow it again."""
+    found = json.loads(storage.read(IDENTITY_NAME) or b"{}")
+    if found.get("unfinished") != why:
+        content = {key: value for key, value in found.items() if key != "unfinished"}
+        if why is not None:
+            content["unfinished"] = why
+        storage.replace(IDENTITY_NAME, json.dumps(content).encode())
+
+
+def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) -> str:
+    """Return the folder's random name, which is `fresh` if it has none yet.
+
+    Readers of the segment files compare it with the name that the broker reports, so that they
+    never read another broker's log.
+
+    Raises:
+        WrongVersion: this version cannot read the folder's format. NoIdentity: the name cannot be
+        read. Unfinished: it is marked so, and the caller is not the one `to_finish` it.
+    """
+    data = storage.read(IDENTITY_NAME)
+    if data is None:
+        content = {"broker": fresh, "version": VERSION}
+        storage.replace(IDENTITY_NAME, json.dumps(content).encode())
+        return fresh
+    try:
+        found = dict(json.loads(data))
+        version, name = found["version"], str(found.get("broker", ""))
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoIdentity(
+            f"{IDENTITY_NAME}, which holds its name, cannot be understood ({error}): put it back"
+            " from a backup, or delete it, and readers of the log's files take it for another"
+            " broker's"
+        ) from None
+    if version != VERSION:
+        raise WrongVersion(
+            f"{IDENTITY_NAME} says format {version}, this Martlet reads {VERSION}: run the one that"
+            " wrote it"
+        )
+    if "unfinished" in found and not to_finish:
+        raise Unfinished(str(found["unfinished"]))
+    return name
+
 
 _FLAG = "--data-path"
 _OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
@@ -52,7 +111,7 @@ class DataFolder:
     Attributes:
         path: absolute.
         storage: its files.
-        broker_id: the folder's name (`martlet.server.broker_identity`).
+        broker_id: the folder's name (`martlet.server.data_folder`).
         keys: builds the indexes of its messages' keys.
         run: a random name of this process, by which one with a copy of the folder is told apart;
             empty for replicas, which have one id as they should.

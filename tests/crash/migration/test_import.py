@@ -27,7 +27,7 @@ from martlet.log.commit_log import CommitLog
 from martlet.migration.findings import Findings
 from martlet.migration.importing import Importing
 from martlet.migration.nsqd_folder import NsqdFolder
-from martlet.server.broker_identity import broker_identity
+from martlet.server.data_folder import broker_identity
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 pytestmark = pytest.mark.crash

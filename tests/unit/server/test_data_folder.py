@@ -13,8 +13,7 @@ import pytest
 from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
 from martlet.server import data_folder
-from martlet.server.broker_identity import NAME
-from martlet.server.data_folder import NsqdData, open_folder
+from martlet.server.data_folder import IDENTITY_NAME, NsqdData, open_folder
 from martlet.testing import Broker
 
 LOG = logging.getLogger("folder")
@@ -82,16 +81,16 @@ def test_a_limit_of_the_disk_is_named_instead_of_a_full_disk(
 @pytest.mark.parametrize("content", ["", "[1]", "{}", "nonsense"])
 def test_a_name_that_cannot_be_understood(tmp_path: Path, content: str) -> None:
     """It ended in a traceback, and kept the folder locked."""
-    (tmp_path / NAME).write_text(content, encoding="ascii")
+    (tmp_path / IDENTITY_NAME).write_text(content, encoding="ascii")
     message = refused(tmp_path)
     assert "cannot be understood" in message
     assert "put it back from a backup, or delete it" in message
-    (tmp_path / NAME).unlink()
+    (tmp_path / IDENTITY_NAME).unlink()
     open_folder(tmp_path, BrokerOptions(), LOG).storage.close()
 
 
 def test_another_format(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"version": 99, "broker": "x"}', encoding="ascii")
+    (tmp_path / IDENTITY_NAME).write_text('{"version": 99, "broker": "x"}', encoding="ascii")
     assert "broker.json says format 99, this Martlet reads 1: run the one" in refused(tmp_path)
 
 
@@ -180,7 +179,7 @@ async def test_a_broker_makes_its_files_for_its_user_alone(tmp_path: Path) -> No
     storage.replace("checkpoint", b"x")
     storage.sealed(segment, has_properties=False)
     opened.close()
-    assert {"log", "index", "cut", "checkpoint", "martlet.lock", NAME} <= set(modes(path))
+    assert {"log", "index", "cut", "checkpoint", "martlet.lock", IDENTITY_NAME} <= set(modes(path))
     check_private(path)
 
 

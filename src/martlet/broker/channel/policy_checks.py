@@ -30,7 +30,6 @@ from martlet.broker.policy import BadPolicy, ChannelPolicy
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
 
-
 _KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
 
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from martlet.broker.channel.delivery import Delivery
     from martlet.broker.channel.subscriber import Subscriber
 
-
 MAX_PASSED = 500
 """After this number of messages of higher priorities, a lower one that has messages gets a turn."""
 TURN = 5

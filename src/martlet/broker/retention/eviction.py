@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import Rows
 
-
 _ROWS_AT_ONCE = 1 << 14
 
 

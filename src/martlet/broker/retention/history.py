@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from martlet.log.checkpoint_file import JournalEntry
     from martlet.log.storage import DiskUsage
 
-
 USUAL_TIME_NS = 72 * 3600 * 10**9
 """The time for which history is kept if only its bytes are limited."""
 _MILLISECOND_NS = 1_000_000

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
 
-
 STARTS = ("last", "first", "time", "offset")
 _MILLISECOND_NS = 1_000_000
 

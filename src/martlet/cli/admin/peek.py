@@ -21,7 +21,6 @@ from martlet.text import how_to_install
 if TYPE_CHECKING:
     from rich.table import Table
 
-
 Fields = dict[str, Any]
 STATES = ("in_flight", "deferred", "due", "waiting")
 

@@ -36,13 +36,11 @@ from typing import TYPE_CHECKING
 from martlet.http_requests import SAFE_METHODS, SCHEME, read_tokens
 from martlet.http_requests import TOKEN_FLAG as FLAG
 from martlet.http_requests import TOKEN_VARIABLE as VARIABLE
-from martlet.server.http.paths import route_of
 from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.http.request import HttpError, Request
-
 
 OLD_TLS = frozenset({"SSLv3", "TLSv1", "TLSv1.1"})
 """Versions too weak for operators; ``--tls-min-version`` may allow them to others, as in nsqd."""
@@ -267,3 +265,26 @@ def _denied(status: int, message: str) -> HttpError:
 
     headers = {"WWW-Authenticate": SCHEME.strip()} if status == 401 else {}
     return HttpError(status, message, headers=headers)
+
+
+V1 = "/v1/topics/"
+
+
+def route_of(path: str) -> str:
+    """Return the route below `V1` of a decoded path, as ``/v1/topics/:topic/messages``; any other
+    path as it is.
+    """
+    if not path.startswith(V1):
+        return path
+    parts = path.split("/")
+    if parts[3]:
+        parts[3] = ":topic"
+    if len(parts) > 5 and parts[4] == "channels" and parts[5]:
+        parts[5] = ":channel"
+    return "/".join(parts)
+
+
+def names_in(path: str) -> list[str]:
+    """Return the topic and, if there is one, the channel in a path below `V1`."""
+    parts = path.split("/")
+    return [parts[3], *parts[5:6]] if len(parts) > 6 else [parts[3]]

@@ -43,8 +43,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -54,16 +55,15 @@ from martlet.broker.errors import NotFound
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
 from martlet.log.folder import folder_place
-from martlet.log.index import ENTRY
+from martlet.log.index import ENTRY, Rows
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.names import is_valid_name
 from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from martlet.broker.queue.stored_queue import LogView, StoredQueue, TopicView
-    from martlet.log.index import Rows
+    from martlet.broker.recovery.restore import BrokerRecovery
+    from martlet.log.copy import CopiedLog
     from martlet.log.segmented import SegmentedLog
     from martlet.server.data_folder import DataFolder
 
@@ -418,3 +418,47 @@ def _places(body: bytes) -> list[tuple[tuple[str, int, int], int, int]]:
     if any(min(each) < 0 or max(each) >= 1 << 63 for each in numbers):
         raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
     return wanted
+
+
+class CopiedState(NamedTuple):
+    """The state of a standby.
+
+    Attributes:
+        copy: its log.
+        recovery: the state of the broker, where that was built.
+        confirmed_position: every record before it is confirmed.
+    """
+
+    copy: CopiedLog
+    recovery: BrokerRecovery | None
+    confirmed_position: int
+
+
+def standby_routes(
+    folder: DataFolder,
+    current: Callable[[], CopiedState | None],
+    replicas: Callable[[], list[str]],
+) -> Routes:
+    """Return the endpoints of a standby for readers of the log, which it answers from its copy.
+
+    It tells what is confirmed and taken in, so it may lag behind the primary but never takes back
+    what it has told. Where that is not certain, it answers 503, and readers ask another replica.
+
+    Args:
+        folder: holds its log.
+        current: returns its state at this moment; None while this replica is no standby.
+        replicas: returns the HTTP addresses of all replicas that are known.
+    """
+    return LogApi(lambda: _view(current()), folder, replicas, is_standby=True).routes()
+
+
+def _view(state: CopiedState | None) -> LogView:
+    """Return what readers may see of a state. Raises HttpError."""
+    if state is None:
+        raise HttpError(503, "NO_STANDBY: this replica is about to be the primary, or stops")
+    copy, recovery, confirmed_position = state
+    if recovery is None or not recovery.is_usable_for(copy):
+        raise HttpError(503, "NOT_READY: this standby has not read its log yet")
+    if not recovery.is_confirmed(confirmed_position):
+        raise HttpError(503, "NOT_CONFIRMED: it is not known yet whether this log is confirmed")
+    return recovery

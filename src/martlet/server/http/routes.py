@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import WritesRefused
 from martlet.http_requests import SAFE_METHODS
 from martlet.server.http.channel_api import ChannelApi
-from martlet.server.http.debug_api import DebugApi
-from martlet.server.http.health_api import HealthApi
 from martlet.server.http.log_api import LogApi
-from martlet.server.http.metrics_api import MetricsApi
 from martlet.server.http.nsq_api import NsqApi
+from martlet.server.http.process_api import DebugApi, HealthApi, MetricsApi
 from martlet.server.http.request import HttpError, PublishEndpoint
 from martlet.server.http.rpc_api import CallApi
 

@@ -24,8 +24,7 @@ from martlet.http_connection import GONE_STATUS, HttpConnection
 from martlet.http_requests import ADMIN_AGENT, SAFE_METHODS
 from martlet.log.open_files import Acceptor
 from martlet.server.http import lone_publish
-from martlet.server.http.access import refuse_foreign_change
-from martlet.server.http.paths import V1, route_of
+from martlet.server.http.access import V1, refuse_foreign_change, route_of
 from martlet.server.http.request import (
     BAD_ESCAPE,
     SERVER,

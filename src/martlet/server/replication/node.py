@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from martlet import unreachable
 from martlet.broker.errors import WritesRefused
@@ -44,7 +44,6 @@ from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.standby import Standby, StandbyState
-from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.build import (
     assemble_server,
     broker_settings,
@@ -53,21 +52,21 @@ from martlet.server.build import (
     with_ports,
 )
 from martlet.server.clock import Clock, elapsed_ns
-from martlet.server.data_folder import DataFolder, open_folder
+from martlet.server.data_folder import IDENTITY_NAME, DataFolder, open_folder
+from martlet.server.http.log_api import CopiedState, standby_routes
 from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
-from martlet.server.http.standby_api import CopiedState, standby_routes
-from martlet.server.listeners import Listeners
 from martlet.server.listening_socket import listen, shown
 from martlet.server.metadata.store import MetadataStore, SwapUnclear
-from martlet.server.replication.client_addresses import AddressBook
 from martlet.server.replication.link import ReplicaLink, connect
 from martlet.server.replication.membership import SetMembership
 from martlet.server.replication.repeated_lines import RepeatedLines
-from martlet.server.replication.status import ReplicaStatus
-from martlet.server.replication.trust import LinkTrust
+from martlet.server.replication.status import AddressBook, ReplicaStatus
 from martlet.server.server import Server
 from martlet.server.tls import server_context
+
+if TYPE_CHECKING:
+    from martlet.server.replication.process import ReplicaProcess
 
 TICK_S = 0.02
 """How often time passes for a replica, in seconds."""
@@ -84,28 +83,6 @@ in the file system, which a copy of the folder does not have; blank after a clea
 """
 
 
-class ClientPorts(Protocol):
-    """The ports of clients, which outlast a node.
-
-    Attributes:
-        listeners: of the broker.
-        trust: how replicas know each other.
-        instance: a random name of this process.
-        repaired_at_s: when this process last stepped down to have its log repaired.
-    """
-
-    instance: str
-    repaired_at_s: float
-    listeners: Listeners
-    trust: LinkTrust
-
-    async def answer_as_standby(self) -> None:
-        """Pass clients on to the primary from now on."""
-
-    def epoch_began(self, epoch: int) -> None:
-        """End the connections of clients to the primary of an earlier epoch."""
-
-
 class SteppedDown(ReplicaFailed):
     """Another replica is primary: this process starts anew as its standby."""
 
@@ -116,7 +93,7 @@ class ReplicaNode:
     Args:
         options: of the broker and the replica.
         store: the metadata store.
-        ports: those of clients.
+        ports: has the ports of clients, which outlast a node.
         log: the destination of log lines.
         is_first: whether no other node has run in this process.
     """
@@ -125,7 +102,7 @@ class ReplicaNode:
         self,
         options: BrokerOptions,
         store: MetadataStore,
-        ports: ClientPorts,
+        ports: ReplicaProcess,
         log: logging.Logger,
         *,
         is_first: bool,

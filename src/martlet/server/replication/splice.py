@@ -16,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from martlet.addresses import shown_peer
 from martlet.log.open_files import is_for_the_log
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
-from martlet.server.http.access import Operators
 from martlet.server.listening_socket import is_local
 from martlet.server.replication.link import ReplicaLink, connect, hand_to
-from martlet.server.replication.trust import LinkTrust
+
+if TYPE_CHECKING:
+    from martlet.server.replication.process import ReplicaProcess
 
 HOLD_S = 10.0
 """How long a client is held while there is no primary, in seconds."""
@@ -35,33 +36,6 @@ MAX_SPLICING = 16
 """How many clients of a replica are on their way to the primary at the same time. Until they say
 SPLICE, their connections are strangers to it; of more than `MAX_STRANGERS` it closes the oldest.
 """
-
-
-class PrimaryFinder(Protocol):
-    """The replica of a client that is spliced.
-
-    Attributes:
-        trust: how replicas know each other.
-        operators: those of this replica.
-        spliced: the open connections of clients.
-        epoch: the latest that this replica knows.
-        splicing: limits the clients on their way to the primary to `MAX_SPLICING`.
-    """
-
-    trust: LinkTrust
-    operators: Operators
-    spliced: set[SplicedConnection]
-    epoch: int
-    splicing: asyncio.Semaphore
-
-    def own_connection(self) -> asyncio.BaseProtocol | None:
-        """Return the protocol of a client of this replica; None where it is no primary."""
-
-    def primary_address(self) -> str | None:
-        """Return where the primary takes connections of replicas; None where there is none."""
-
-    async def until_primary(self, timeout_s: float) -> None:
-        """Return once this replica is primary and serves clients, or after a while."""
 
 
 class _Splice:
@@ -143,7 +117,7 @@ class _Pipe(asyncio.Protocol):
 
 
 async def open_splice(
-    finder: PrimaryFinder,
+    finder: ReplicaProcess,
     log: logging.Logger,
     client: str,
     kind: int = 0,
@@ -195,7 +169,7 @@ class SplicedConnection(_Pipe):
         log: the destination of log lines.
     """
 
-    def __init__(self, finder: PrimaryFinder, log: logging.Logger) -> None:
+    def __init__(self, finder: ReplicaProcess, log: logging.Logger) -> None:
         self._finder = finder
         self._log = log
         self._transport = None

@@ -21,8 +21,8 @@ from yarl import URL
 
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import TimeSlice
-from martlet.server.http.health_api import HealthApi
-from martlet.server.http.paths import route_of
+from martlet.server.http.access import route_of
+from martlet.server.http.process_api import HealthApi
 from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text

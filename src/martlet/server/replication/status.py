@@ -8,45 +8,72 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from martlet.log.storage import Storage
 from martlet.replica.primary import Primary
+from martlet.replica.replica_set import Seen
 from martlet.replica.standby import Standby, StandbyState
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.observability import prometheus
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from martlet.options import BrokerOptions
     from martlet.replica.replica import Replica
-    from martlet.server.replication.client_addresses import AddressBook
-    from martlet.server.replication.membership import SetMembership
+    from martlet.server.replication.node import ReplicaNode
+
+ADDRESSES_NAME = "addresses.json"
+
+
+class ClientAddresses(NamedTuple):
+    """Where clients connect to a replica; empty where they cannot."""
+
+    tcp_address: str
+    http_address: str
+
+
+class AddressBook:
+    """The last known addresses of replicas, kept in the data folder.
+
+    A dead replica announces nothing. With this, readers that list the replicas learn that a silent
+    address is no other broker's.
+
+    Args:
+        storage: of the data folder.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[str, ClientAddresses] = {}
+        with suppress(ValueError, TypeError, AttributeError):
+            known = json.loads(storage.read(ADDRESSES_NAME) or b"{}")
+            self._known = {name: ClientAddresses(*map(str, each)) for name, each in known.items()}
+
+    def find(self, name: str) -> ClientAddresses | None:
+        """Return the addresses of a replica; None where they are not known."""
+        return self._known.get(name)
+
+    def note(self, seen: Seen) -> None:
+        """Keep what the replicas of the set announce, and forget those that were removed."""
+        found = seen.replica_set
+        if found is None:
+            return
+        known = self._known | {
+            name: ClientAddresses(each.tcp_address, each.http_address)
+            for name, each in seen.presences.items()
+            if each.tcp_address or each.http_address
+        }
+        known = {name: known[name] for name in sorted(known.keys() & found.replicas.keys())}
+        if known != self._known:
+            self._known = known
+            with suppress(OSError):  # It is known until this process ends.
+                self._storage.replace(ADDRESSES_NAME, json.dumps(known).encode())
+
 
 Report = dict[str, Any]
 _ROLES = ("primary", "candidate", "standby", "waiting")
 _MILLISECOND_NS = 1_000_000
-
-
-class ReportedNode(Protocol):
-    """A node, as far as it is shown.
-
-    Attributes:
-        options: of the broker and the replica.
-        replica: has the role.
-        is_serving: set while clients are served.
-        membership: its dealings with the metadata store.
-        addresses: where clients reach each replica.
-    """
-
-    options: BrokerOptions
-    replica: Replica
-    is_serving: asyncio.Event
-    membership: SetMembership
-    addresses: AddressBook
-
-    def now_ns(self) -> int:
-        """The time, which never goes back."""
 
 
 class ReplicaStatus:
@@ -56,7 +83,7 @@ class ReplicaStatus:
         node: the replica.
     """
 
-    def __init__(self, node: ReportedNode) -> None:
+    def __init__(self, node: ReplicaNode) -> None:
         self._node = node
         self.is_sync = node.options.replication == "sync"
         """Whether an OK waits for other replicas."""

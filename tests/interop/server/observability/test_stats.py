@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from tests.crash.wire import Wire, http
 
-from martlet.server import time_slice as pace
+from martlet.server import clock as pace
 from martlet.server.clock import TimeSlice
 from martlet.server.observability import stats, statsd
 from martlet.testing import Broker

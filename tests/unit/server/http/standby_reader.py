@@ -18,10 +18,9 @@ from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.options import BrokerOptions
 from martlet.server.data_folder import open_folder
-from martlet.server.http.log_api import LogApi
+from martlet.server.http.log_api import CopiedState, LogApi, standby_routes
 from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
-from martlet.server.http.standby_api import CopiedState, standby_routes
 from martlet.server.listening_socket import listen, shown
 
 

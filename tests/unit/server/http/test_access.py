@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from martlet.options import BrokerOptions
-from martlet.server.http.access import ROUTES, Access, Operators, access_to
+from martlet.server.http.access import ROUTES, Access, Operators, access_to, names_in, route_of
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.listeners import Listeners
 from martlet.server.observability.loop_lag import LoopLag
@@ -297,3 +297,29 @@ def test_a_wrong_token_file_ends_the_start(tmp_path: Path) -> None:
     options = BrokerOptions(operator_token_file=f"{tmp_path}/none", tcp_address="127.0.0.1:0")
     with pytest.raises(OSError, match=r"--operator-token-file=.*/none cannot be read"):
         Listeners(options, None, logging.getLogger("martlet"))
+
+
+CHANNEL = "/v1/topics/:topic/channels/:channel"
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/topics/orders/messages", "/v1/topics/:topic/messages"),
+        ("/v1/topics/a/channels/b/receive", f"{CHANNEL}/receive"),
+        ("/v1/topics/a/channels/b/x/receive", f"{CHANNEL}/x/receive"),
+        ("/v1/topics//messages", "/v1/topics//messages"),
+        ("/v1/topics/a/channels//receive", "/v1/topics/:topic/channels//receive"),
+        ("/v1/topics/", "/v1/topics/"),
+        ("/v1/openapi.json", "/v1/openapi.json"),
+        ("/V1/topics/a/messages", "/V1/topics/a/messages"),
+        ("/pub", "/pub"),
+    ],
+)
+def test_names_stand_for_themselves(path: str, route: str) -> None:
+    assert route_of(path) == route
+
+
+def test_the_names_are_those_in_the_path() -> None:
+    assert names_in("/v1/topics/a/messages") == ["a"]
+    assert names_in("/v1/topics/a/channels/b/receive") == ["a", "b"]

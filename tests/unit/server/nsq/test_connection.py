@@ -26,7 +26,7 @@ from martlet.options import LogLevel
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
-from martlet.server import time_slice as pace
+from martlet.server import clock as pace
 from martlet.server.nsq import connection, unread_input
 from martlet.server.nsq.clients import Clients
 from martlet.server.nsq.unread_input import MAX_UNREAD_BYTES

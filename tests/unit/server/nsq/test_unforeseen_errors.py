@@ -15,7 +15,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
 from martlet.protocol.nsq import commands, v2
 from martlet.protocol.nsq.authorization import Authorizations
-from martlet.server import time_slice
+from martlet.server import clock
 from martlet.server.nsq import authorizer
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.reply_queue import DeferredReply
@@ -122,7 +122,7 @@ async def test_an_error_of_a_command_that_waited_for_its_turn_ends_the_connectio
     broker: Broker, errors: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commands before it were handled again with the client's next bytes."""
-    monkeypatch.setattr(time_slice, "SLICE_NS", 0)
+    monkeypatch.setattr(clock, "SLICE_NS", 0)
     wire, connection = await connected(broker)
     handled: list[object] = []
 

@@ -583,8 +583,8 @@ class Answer(asyncio.Protocol):
         self.ended.set()
 
 
-class Standby:
-    """A standby that knows the primary: `martlet.server.replication.splice.PrimaryFinder`."""
+class Standby(ReplicaProcess):
+    """A standby that knows the primary."""
 
     def __init__(self, primary: str, operators: Operators | None = None) -> None:
         self.trust = LinkTrust()

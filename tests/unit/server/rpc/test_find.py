@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from martlet.server.key_indexer import KeyIndexer
 from tests.unit.broker.disk_core import DiskCore
 
 from martlet.broker.errors import NotFound
 from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.properties.model import Properties
 from martlet.server.data_folder import DataFolder
+from martlet.server.key_indexer import KeyIndexer
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.find import FindCalls
 from martlet.server.rpc.registry import reply_of

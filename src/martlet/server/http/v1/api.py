@@ -31,17 +31,24 @@ from martlet.server.http.v1.asked import (
     valid_names,
     whole_number,
 )
-from martlet.server.http.v1.leases import ChannelDeleted, Leases, ReceiveRefused, place_of, shown
+from martlet.server.http.v1.leases import (
+    MAX_CHARACTERS,
+    BadReceipt,
+    ChannelDeleted,
+    Leases,
+    ReceiveRefused,
+    place_of,
+    shown,
+)
 from martlet.server.http.v1.messages import JSON, MessagePublisher
-from martlet.server.http.v1.openapi import document
 from martlet.server.http.v1.operations import (
     MAX_ERROR,
     MAX_RECEIPTS,
     MAX_RECEIVED,
     MAX_WAIT_S,
     MIN_VISIBILITY_S,
+    document,
 )
-from martlet.server.http.v1.receipt import MAX_CHARACTERS, BadReceipt
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.text import SECOND_NS
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from martlet.names import NAME_RULE, is_valid_name
-from martlet.server.http.paths import names_in
+from martlet.server.http.access import names_in
 from martlet.server.http.request import HttpError
 
 if TYPE_CHECKING:

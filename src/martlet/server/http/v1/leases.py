@@ -11,7 +11,7 @@ time::
 
 Before an answer is sent, the journal has the channel's cursor. So a broker that is killed knows
 afterwards which messages it had delivered how often, and a receipt stays valid until the message is
-delivered again (see `martlet.server.http.v1.receipt`).
+delivered again (see `martlet.server.http.v1.leases`).
 
 A client that is gone before its answer gave nothing to do: its messages go to others at once. That
 is no failure, and no attempt where none of the answer was sent.
@@ -20,6 +20,7 @@ is no failure, and no attempt where none of the answer was sent.
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,6 @@ from martlet.properties.block import FRAME_TYPE, Block
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.negotiation import default_identity
 from martlet.protocol.nsq.v2 import ParserState
-from martlet.server.http.v1.receipt import LeaseReceipt
 from martlet.text import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
@@ -45,6 +45,59 @@ if TYPE_CHECKING:
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.options import BrokerOptions
     from martlet.server.group_commit import GroupCommit
+
+MAX_CHARACTERS = 128
+_PATTERN = re.compile(
+    r"1-([0-9a-f]{1,16})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-([0-9a-f]{16})-([0-9a-f]{1,16})-"
+    r"([0-9a-f]{1,8})"
+)
+
+
+class BadReceipt(ValueError):
+    """A text that is no receipt."""
+
+
+class LeaseReceipt(NamedTuple):
+    """The receipt of one delivery of a message to a client over HTTP.
+
+    It is text to clients, with hexadecimal numbers::
+
+        1-5-2a-9-00c0ffee00000007-18c3f2a1b0c4d5e6-1
+        |  |  | |        |               |          attempts: deliveries of the message so far
+        |  |  | |        |               when the message was stored, in nanoseconds since 1970
+        |  |  | |        id of the message, which has its queue and offset
+        |  |  | number of the channel in the log, which has the topic
+        |  |  number of the lease in this epoch
+        |  epoch: the run of the broker
+        version
+
+    Within an epoch the lease decides: it knows which messages its consumer holds. A receipt of an
+    earlier epoch, from before a restart or a failover, is compared with the message: where a
+    failover cut the log, another message may have the id, but it was not stored at the same time.
+    """
+
+    epoch: int
+    lease: int
+    channel: int
+    message_id: bytes
+    stored_at_ns: int
+    attempts: int
+
+    def __str__(self) -> str:
+        return (
+            f"1-{self.epoch:x}-{self.lease:x}-{self.channel:x}-{self.message_id.decode()}"
+            f"-{self.stored_at_ns:x}-{self.attempts:x}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseReceipt:
+        """Read the text of a receipt. Raises BadReceipt."""
+        match = _PATTERN.fullmatch(text)
+        if match is None:
+            raise BadReceipt("it is no receipt: send the text 'receipt' of a received message")
+        epoch, lease, channel = (int(match[number], 16) for number in (1, 2, 3))
+        return cls(epoch, lease, channel, match[4].encode(), int(match[5], 16), int(match[6], 16))
+
 
 MAX_ANSWER_BYTES = 8 << 20
 """The limit of all bodies in one answer; a single message may be larger."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from martlet.names import ID_PATTERN, PutStatus
+from martlet.server.http.v1.leases import MAX_CHARACTERS
 from martlet.server.http.v1.messages import FIELDS, JSON, MAX_MESSAGES, NDJSON
-from martlet.server.http.v1.receipt import MAX_CHARACTERS
 
 Schema = Mapping[str, Any]
 

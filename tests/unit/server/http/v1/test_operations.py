@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from martlet.server.http.v1.openapi import document
-from martlet.server.http.v1.operations import OPERATIONS
+from martlet.server.http.v1.operations import OPERATIONS, document
 from martlet.testing import Broker
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from martlet.log.storage import DiskStorage
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
-from martlet.server.replication.client_addresses import NAME, AddressBook, ClientAddresses
+from martlet.server.replication.status import ADDRESSES_NAME, AddressBook, ClientAddresses
 
 
 def announced(port: int) -> Presence:
@@ -48,7 +48,7 @@ def test_only_replicas_of_the_set_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x"]}', "\xff"])
 def test_a_damaged_file_counts_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / NAME).write_text(text, "latin-1")
+    (tmp_path / ADDRESSES_NAME).write_text(text, "latin-1")
     storage = DiskStorage(tmp_path)
     assert AddressBook(storage).find("a") is None
     storage.close()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.server import journal_writer
+from martlet.server import group_commit
 from martlet.server.group_commit import MAX_BESIDE_BATCHES, REST, JournalWriter
 
 
@@ -37,7 +37,7 @@ async def test_the_loop_is_left_to_others_for_most_of_the_time(
     async def sleep(delay_s: float) -> None:
         rests_s.append(delay_s)
 
-    monkeypatch.setattr(journal_writer, "thread_time", clock)
+    monkeypatch.setattr(group_commit, "thread_time", clock)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     await JournalWriter(core.broker, SECOND_NS).write()
     assert len(rests_s) >= 4
@@ -54,7 +54,7 @@ async def test_no_rest_is_longer_than_the_interval(monkeypatch: pytest.MonkeyPat
     async def sleep(delay_s: float) -> None:
         rests_s.append(delay_s)
 
-    monkeypatch.setattr(journal_writer, "thread_time", iter([0.0, 3.0, 3.0]).__next__)
+    monkeypatch.setattr(group_commit, "thread_time", iter([0.0, 3.0, 3.0]).__next__)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     await JournalWriter(core.broker, SECOND_NS).write()
     assert rests_s == [1.0]

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from martlet.server.key_indexer import KeyIndexer
 from tests.unit.log.keys.keyed_log import KeyedLog
 
 from martlet.log.keys.index_file import index_path
 from martlet.log.storage import StorageFull
 from martlet.properties.model import NONE, Properties, Sent
+from martlet.server.key_indexer import KeyIndexer
 
 
 class IndexedLog(KeyedLog):
