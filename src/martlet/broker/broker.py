@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.partitioned import PartitionedChannel
+from martlet.broker.context import BrokerClock
 from martlet.broker.dead_letters.dead_letter import move_to_dead_letters
 from martlet.broker.dead_letters.move import MessageMover, append_again
 from martlet.broker.delayed.delayed_messages import DelayedMessages
@@ -32,10 +34,13 @@ from martlet.broker.journal.entries import (
     encode_retired,
 )
 from martlet.broker.moved_cursors import MovedCursors
+from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.retention.history import RetentionSettings
+from martlet.broker.retry import DeadLetterReason
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic.expand import add_priority, check_count, grow
+from martlet.broker.topic.retained import Retained
 from martlet.broker.topic.topic import Topic
 from martlet.broker.topic.undo import EmptiedQueue, keep, places_of, restore
 from martlet.broker.tracing.counters import write_accounts
@@ -47,16 +52,9 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import RecordKind
 from martlet.log.segmented import spans
+from martlet.log.storage import Segment
 from martlet.names import is_valid_name
 from martlet.properties.model import NORMAL_PRIORITY
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.broker.context import BrokerClock
-    from martlet.broker.queue.channel_state import ChannelState
-    from martlet.broker.retry import DeadLetterReason
-    from martlet.broker.topic.retained import Retained
-    from martlet.log.storage import Segment
 
 
 @dataclass(kw_only=True, slots=True)

@@ -27,20 +27,15 @@ read the batch.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from martlet.broker.errors import BrokerError
 from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.topic.retained import Retained
+from martlet.broker.topic.topic import Topic
 from martlet.properties.block import Block
 from martlet.properties.bulk import Entry, Packed
 from martlet.properties.model import SENT_BYTES, Field, Sent, fields
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from martlet.broker.topic.retained import Retained
-    from martlet.broker.topic.topic import Topic
 
 MAX_SENDS_EACH = 64
 """The number of a producer's last sends that are remembered."""

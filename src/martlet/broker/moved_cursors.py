@@ -10,17 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.cursor_entry import encode_cursor
+from martlet.broker.queue.channel_state import ChannelState
+from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.counters import write_accounts
+from martlet.log.commit_log import CommitLog
 from martlet.log.record import RecordKind, record_length
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.channel_state import ChannelState
-    from martlet.broker.topic.topic import Topic
-    from martlet.log.commit_log import CommitLog
 
 _AT_ONCE = 32
 """The maximum number of cursors in one write: the loop is blocked only for that long."""

@@ -23,10 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from martlet.broker.policy import ChannelPolicy
+from martlet.broker.policy import ChannelPolicy
 
 MILLISECOND_NS = 1_000_000
 _MINUTE_MS = 60_000

@@ -11,13 +11,8 @@ published then; the property ``delayed`` keeps the first id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.text import MILLISECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.server.rpc.arguments import CallArguments
 
 LATEST_MS = 1 << 43
 """The year 2248: nanoseconds until then fit into 63 bits."""

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from martlet.broker.broker import BrokerCore
 from martlet.broker.retention.checkpoint import allow_spares
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.retention.eviction import HistoryReclaimer
-    from martlet.server.flusher import Flusher
-    from martlet.server.observability.event_log import EventLog
+from martlet.broker.retention.eviction import HistoryReclaimer
+from martlet.server.flusher import Flusher
+from martlet.server.observability.event_log import EventLog
 
 LOOK_NS = 1_000_000_000
 """The interval at which `DiskSpace.look` is called."""

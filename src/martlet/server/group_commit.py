@@ -12,16 +12,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
+from martlet.options import BrokerOptions
 from martlet.server.flusher import Flusher
 from martlet.server.tick import LoopTicks
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.options import BrokerOptions
 
 REST = 19
 """The pause after a write, as a multiple of its duration: the journal takes 5 % of the time."""

@@ -18,27 +18,24 @@ import logging
 import resource
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from martlet import unreachable
 from martlet.addresses import lookup_address
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.topic.topic import Topic
 from martlet.http_requests import load_aiohttp, read_json
 from martlet.names import is_ephemeral, is_valid_name
+from martlet.options import BrokerOptions
 from martlet.options.flag import OptionError
 from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.frames import http_answered
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.data_folder import DataFolder
 from martlet.text import SECOND_NS
 from martlet.unreachable import Outage
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
-    from martlet.options import BrokerOptions
-    from martlet.server.data_folder import DataFolder
 
 log = logging.getLogger(__name__)
 

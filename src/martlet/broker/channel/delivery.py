@@ -10,22 +10,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from martlet.broker.offset_ranges import merged
+from martlet.broker.queue.channel_state import ChannelState, Waiting
 from martlet.broker.queue.consumer import ChannelConsumer, Lease
 from martlet.broker.queue.cursor import with_attempts
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
 from martlet.broker.queue.started import next_rank, notes_of
 from martlet.broker.queue.topology import NearestFirst
-from martlet.broker.tracing.recorder import TraceStep
+from martlet.broker.tracing.recorder import TraceRecorder, TraceStep
 from martlet.properties.block import frame as property_frame
 from martlet.properties.block import pack_block
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.channel_state import ChannelState, Waiting
-    from martlet.broker.tracing.recorder import TraceRecorder
-    from martlet.rate_limit import RateLimit
+from martlet.rate_limit import RateLimit
 
 _PUT_OFF_NS = 1_000_000_000
 _LOOK_ON_NS = 100_000

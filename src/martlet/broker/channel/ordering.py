@@ -26,12 +26,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.delivery import Delivery
 from martlet.properties.model import order_key_of
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.delivery import Delivery
 
 MAX_PARKED = 1000
 """The maximum number of parked messages; then the cursor waits."""

@@ -15,24 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.priority_turns import PriorityTurns, highest_first
 from martlet.broker.channel.redelivery import charged_of
-from martlet.broker.channel.subscriber import Share, Subscriber
+from martlet.broker.channel.subscriber import Client, Share, Subscriber
 from martlet.broker.errors import NotInFlight
+from martlet.broker.offset_ranges import Offsets
 from martlet.broker.queue.queue_log import ID_MASK, OFFSET_BITS, OFFSET_MASK
 from martlet.broker.queue.topology import TopologyPreference
-from martlet.broker.retry import Cause
+from martlet.broker.retry import Cause, DeadLetterReason
 from martlet.broker.tracing.latency import Latency, Together
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.subscriber import Client
-    from martlet.broker.offset_ranges import Offsets
-    from martlet.broker.retry import DeadLetterReason
 
 _Result = TypeVar("_Result")
 _NO_PLACES: Offsets = np.empty(0, np.int64)

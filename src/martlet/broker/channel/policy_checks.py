@@ -22,13 +22,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import Conflict
 from martlet.broker.policy import BadPolicy, ChannelPolicy
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
 
 _KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
 

@@ -23,13 +23,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import Ordering
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.delivery import Delivery
-    from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.consumer import ChannelConsumer
 
 _MAX_AHEAD = 256
 """The maximum number of messages that one client has of one queue: each failure returns them."""

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import Ordering
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
+from martlet.broker.queue.channel_state import ChannelState
+from martlet.broker.queue.consumer import ChannelConsumer, Lease
 from martlet.broker.queue.pending import PendingMessage
-from martlet.broker.retry import MAX_ERROR_LENGTH, Cause
+from martlet.broker.queue.started import Rank
+from martlet.broker.retry import MAX_ERROR_LENGTH, Cause, DeadLetterReason
 from martlet.broker.tracing.recorder import TraceStep
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.delivery import Delivery
-    from martlet.broker.queue.channel_state import ChannelState
-    from martlet.broker.queue.consumer import ChannelConsumer, Lease
-    from martlet.broker.queue.started import Rank
-    from martlet.broker.retry import DeadLetterReason
 
 _STEPS = {
     Cause.REQUEUED: TraceStep.REQUEUED,

@@ -10,7 +10,7 @@ further ones wait in buckets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,10 @@ from martlet.broker.delayed.bucket import Bucket, Delayed
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
 from martlet.broker.journal.entries import TopicDeletedEntry, TopicEntry
-from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.queue.queue_log import QueueLog, Receipt
+from martlet.broker.topic.topic import Topic, TopicRegistry
 from martlet.log.index import Index
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.queue_log import Receipt
-    from martlet.broker.topic.topic import Topic, TopicRegistry
-    from martlet.native.raw_bodies import Bodies
+from martlet.native.raw_bodies import Bodies
 
 MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from martlet.log.index import Index, Rows
+from martlet.log.index import Index, Rows
 
 MIN_ROWS = 1 << 15
 """A slice holds this many rows if there are as many, or a fraction of all if that is more."""

@@ -19,21 +19,17 @@ channel, and deferred batches. The latter are for channels; a group gets them wh
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from martlet.broker.offset_ranges import merged
+from martlet.broker.queue.channel_filter import ChannelFilter
+from martlet.broker.queue.channel_state import Source
 from martlet.broker.queue.cursor import Cursor, frame_ends
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from martlet.broker.queue.channel_filter import ChannelFilter
-    from martlet.broker.queue.channel_state import Source
-    from martlet.broker.queue.queue_log import QueueLog
-    from martlet.log.commit_log import CommitLog
-    from martlet.log.index import IndexEntry
+from martlet.broker.queue.queue_log import QueueLog
+from martlet.log.commit_log import CommitLog
+from martlet.log.index import IndexEntry
 
 MAX_FETCH_BYTES = 8 << 20
 MAX_FETCH_MESSAGES = 10_000

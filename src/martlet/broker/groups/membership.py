@@ -36,14 +36,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from martlet.allocation import STRATEGIES, GroupMember, TopicQueue, allocate
 from martlet.broker.errors import Conflict, NotAMember, TooMany
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.crash_charges import StartedRange
-    from martlet.broker.schedule import Schedule
+from martlet.broker.queue.crash_charges import StartedRange
+from martlet.broker.schedule import Schedule
 
 
 @dataclass(slots=True, eq=False)

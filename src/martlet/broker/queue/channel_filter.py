@@ -9,19 +9,13 @@ the channel without being sent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from martlet.properties.block import Block
-from martlet.properties.filter.columns import TAG, PropertyColumns
+from martlet.properties.filter.columns import TAG, Bools, Int64s, PropertyColumns
 from martlet.properties.filter.conditions import And, Condition, IsOneOf, values_of
 from martlet.properties.filter.parser import parse
-from martlet.properties.model import tag_hash
-
-if TYPE_CHECKING:
-    from martlet.properties.filter.columns import Bools, Int64s
-    from martlet.properties.model import Bytes
+from martlet.properties.model import Bytes, tag_hash
 
 _FEW = 32
 """Up to this many messages are tested faster one by one."""

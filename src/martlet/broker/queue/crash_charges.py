@@ -18,12 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from martlet.broker.retry import Cause
-
-if TYPE_CHECKING:
-    from martlet.broker.retry import RetryPolicy
+from martlet.broker.retry import Cause, RetryPolicy
 
 MAX_CHARGES = 10_000
 """The maximum number of charges of a group in one queue; those with the lowest offsets stay."""

@@ -22,15 +22,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from martlet.broker.queue.channel_state import ChannelState
+from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.cursor import Cursor
 from martlet.log.index import IndexEntry
 from martlet.log.record import BadRecord
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.channel_state import ChannelState
-    from martlet.broker.queue.consumer import ChannelConsumer
-    from martlet.broker.queue.cursor import Cursor
 
 _HELD_AT_ONCE = 1 << 12
 _ROWS_AT_ONCE = 1 << 12

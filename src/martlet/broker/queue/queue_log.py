@@ -7,8 +7,9 @@ that stages messages gets the batch's receipt, which has the position or the err
 from __future__ import annotations
 
 from binascii import unhexlify
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.stored_queue import StoredQueue
@@ -16,13 +17,8 @@ from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Contents, read_header
-from martlet.log.retention import NeedCounter
+from martlet.log.retention import NeedCounter, SegmentLocator
 from martlet.properties.model import NORMAL_PRIORITY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from martlet.log.retention import SegmentLocator
 
 _entry = partial(tuple.__new__, IndexEntry)
 """Makes an index entry of a tuple, without a call in Python."""

@@ -17,20 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound
 from martlet.broker.journal.entries import HALF, IndexRecord, SnapshotEntry, decode, encode
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.log import checkpoint_file
+from martlet.log.index import Index
 from martlet.log.record import Header, RecordKind, payload
 from martlet.log.segmented import SegmentedLog
+from martlet.log.storage import Storage
 from martlet.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from martlet.broker.delayed.done_bitmap import DoneBitmap
-    from martlet.log.index import Index
-    from martlet.log.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.entries import IndexRecord
-from martlet.broker.retention.history import history_of
+from martlet.broker.retention.history import RetentionContext, history_of
+from martlet.broker.topic.retained import Retained
 from martlet.log import checkpoint_file
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index
@@ -36,10 +37,6 @@ from martlet.log.retention import (
 )
 from martlet.log.segmented import FlushJob, spans
 from martlet.log.storage import DiskUsage, Segment, Storage
-
-if TYPE_CHECKING:
-    from martlet.broker.retention.history import RetentionContext
-    from martlet.broker.topic.retained import Retained
 
 _DROP_ROWS = 1 << 14
 """An index file is rewritten when this many of its rows, and half of all, are not needed."""

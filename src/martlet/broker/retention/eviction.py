@@ -31,21 +31,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.offset_ranges import Offsets, Stretch, distinct, inside, merged, with_stretch
 from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
+from martlet.broker.retention.history import RetentionContext
+from martlet.broker.topic.retained import Retained
+from martlet.log.commit_log import CommitLog
+from martlet.log.index import Rows
 from martlet.log.retention import Need, SegmentLocator, needed_bytes
 from martlet.log.storage import Segment, StorageFull
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.retention.history import RetentionContext
-    from martlet.broker.topic.retained import Retained
-    from martlet.log.commit_log import CommitLog
-    from martlet.log.index import Rows
 
 _ROWS_AT_ONCE = 1 << 14
 

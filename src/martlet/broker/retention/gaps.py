@@ -16,18 +16,14 @@ them, to get the stored messages and to report the missing ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from martlet.broker.offset_ranges import Stretch
+from martlet.broker.queue.stored_queue import StoredQueue
+from martlet.log.index import IndexEntry
 from martlet.log.record import RecordFlag
 from martlet.log.retention import SegmentLocator
-
-if TYPE_CHECKING:
-    from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.stored_queue import StoredQueue
-    from martlet.log.index import IndexEntry
-    from martlet.log.segmented import SegmentedLog
+from martlet.log.segmented import SegmentedLog
 
 MAX_HOLES = 1000
 """The maximum number of gaps reported; earlier ones are left out."""

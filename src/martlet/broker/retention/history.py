@@ -31,23 +31,20 @@ channel are history for a while, so that it can be undone (`martlet.broker.topic
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from martlet.broker.context import TopicSettings
+from martlet.broker.journal.entries import IndexRecord, Stretches
+from martlet.broker.policy import TopicPolicy
+from martlet.broker.queue.queue_log import KeptHistory, QueueLog
+from martlet.broker.topic.retained import Retained
 from martlet.broker.topic.topic import TopicRegistry
+from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.retention import NeedCounter, SegmentLocator
+from martlet.log.storage import DiskUsage
 from martlet.names import is_system
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from martlet.broker.journal.entries import IndexRecord, Stretches
-    from martlet.broker.policy import TopicPolicy
-    from martlet.broker.queue.queue_log import KeptHistory, QueueLog
-    from martlet.broker.topic.retained import Retained
-    from martlet.log.checkpoint_file import JournalEntry
-    from martlet.log.storage import DiskUsage
 
 USUAL_TIME_NS = 72 * 3600 * 10**9
 """The time for which history is kept if only its bytes are limited."""

@@ -10,25 +10,18 @@ gets fewer queues, since the messages of a queue could neither be moved in order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.channel.subscriber import Share
+from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import QueuesRefused
-from martlet.broker.journal.entries import ChannelEntry, TopicEntry
+from martlet.broker.journal.entries import ChannelEntry, TopicEntry, TopologyEntry
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
-from martlet.broker.topic.topic import Topic, join
+from martlet.broker.topic.topic import Topic, TopicRegistry, join
 from martlet.log.index import Index
 from martlet.properties.model import NORMAL_PRIORITY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.journal.entries import TopologyEntry
-    from martlet.broker.topic.topic import TopicRegistry
 
 
 def check_count(count: int) -> None:

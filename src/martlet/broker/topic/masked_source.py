@@ -16,17 +16,12 @@ the topic's end from the beginning, begin and end at batches, and contain no def
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
-from martlet.broker.offset_ranges import apart_from
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.channel_state import Source
-    from martlet.broker.queue.cursor import Cursor
+from martlet.broker.offset_ranges import Stretch, apart_from
+from martlet.broker.queue.channel_state import Source
+from martlet.broker.queue.cursor import Cursor
 
 
 class MaskedSource:

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.policy_checks import wished
 from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.groups.group_queue import ExternalReader
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.topic.rewind import channel_from, offset_at
+from martlet.broker.topic.topic import Topic
 from martlet.names import is_ephemeral
 from martlet.text import counted
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
 
 STARTS = ("last", "first", "time", "offset")
 _MILLISECOND_NS = 1_000_000

@@ -24,19 +24,15 @@ done or not done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.priority_turns import highest_first
 from martlet.broker.errors import OutOfReach
 from martlet.broker.journal.entries import ChannelReplayedEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.topic.topic import Topic
-    from martlet.log.index import IndexEntry
+from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.topic.topic import Topic
+from martlet.log.index import IndexEntry
 
 
 def first_entry(queue: QueueLog) -> IndexEntry | None:

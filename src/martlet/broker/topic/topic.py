@@ -11,9 +11,10 @@ journal entry. Each part has its own offsets and messages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from crc32c import crc32c
 
@@ -41,14 +42,10 @@ from martlet.broker.topic.retained import Retained, StagingContext
 from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
+from martlet.log.batch import LogBatch
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import NORMAL_PRIORITY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from martlet.log.batch import LogBatch
 
 
 class TopicContext(ChannelContext, StagingContext, Protocol):

@@ -20,14 +20,12 @@ topic's history: where the disk is nearly full they go as early as other history
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import OutOfReach
 from martlet.broker.topic.rewind import check_is_stored, set_back
-
-if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
+from martlet.broker.topic.topic import Topic
 
 MAX_RUNS = 10_000
 MAX_RESTORED = 100_000

@@ -25,18 +25,15 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.tracing.finish_ages import BOUNDS_NS
+from martlet.broker.tracing.finish_ages import BOUNDS_NS, FinishAges
+from martlet.log.commit_log import CommitLog
 from martlet.log.record import BadRecord, RecordKind, record_length
-
-if TYPE_CHECKING:
-    from martlet.broker.tracing.finish_ages import FinishAges
-    from martlet.log.commit_log import CommitLog
 
 MAX_AT_ONCE = 1024
 """The maximum number of channels in one record."""

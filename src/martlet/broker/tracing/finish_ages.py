@@ -14,16 +14,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.log.index import IndexEntry
-
-if TYPE_CHECKING:
-    from martlet.broker.offset_ranges import Offsets
-    from martlet.broker.tracing.latency import Latency
-    from martlet.log.index import Index
+from martlet.broker.offset_ranges import Offsets
+from martlet.broker.tracing.latency import Latency
+from martlet.log.index import Index, IndexEntry
 
 _MILLISECOND_NS = 1_000_000
 BOUNDS_NS = tuple(

@@ -26,17 +26,15 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from martlet.broker.offset_ranges import Offsets
+from martlet.broker.policy import TopicPolicy
 from martlet.log.record import BadRecord
 from martlet.names import is_ephemeral, is_system
-
-if TYPE_CHECKING:
-    from martlet.broker.offset_ranges import Offsets
-    from martlet.broker.policy import TopicPolicy
 
 MAX_EVENTS = 1 << 14
 """The maximum number of events in one piece; then another piece begins."""

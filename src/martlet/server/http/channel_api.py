@@ -19,23 +19,21 @@ If there are more messages, ``next_offset`` says where.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import NameRefused, NotFound, OutOfReach
+from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.topic.rewind import channel_from, first_entry, offset_at, replay
+from martlet.broker.topic.topic import Topic
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.names import is_valid_name
 from martlet.properties.model import Properties
 from martlet.server.http.log_api import find_part, place_of
 from martlet.server.http.request import HttpError, Request, Routes
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.queue.consumer import ChannelConsumer
-    from martlet.broker.topic.topic import Topic
-    from martlet.server.nsq.connection import ClientConnection
+from martlet.server.nsq.connection import ClientConnection
 
 DEFAULT_MESSAGES = 100
 MAX_MESSAGES = 1000

@@ -45,27 +45,25 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from aiohttp import web
 
 from martlet.broker.errors import NotFound
+from martlet.broker.queue.stored_queue import LogView, StoredQueue, TopicView
+from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
+from martlet.log.copy import CopiedLog
 from martlet.log.folder import folder_place
 from martlet.log.index import ENTRY, Rows
 from martlet.log.record import HEADER_BYTES, properties_in
+from martlet.log.segmented import SegmentedLog
 from martlet.names import is_valid_name
+from martlet.server.data_folder import DataFolder
 from martlet.server.http.request import HttpError, Request, Routes
-
-if TYPE_CHECKING:
-    from martlet.broker.queue.stored_queue import LogView, StoredQueue, TopicView
-    from martlet.broker.recovery.restore import BrokerRecovery
-    from martlet.log.copy import CopiedLog
-    from martlet.log.segmented import SegmentedLog
-    from martlet.server.data_folder import DataFolder
 
 MIB = 1 << 20
 MAX_INDEX_ROWS = MIB // ENTRY.itemsize

@@ -11,32 +11,27 @@ import re
 import socket
 import struct
 from functools import partial
-from typing import TYPE_CHECKING
 
 from martlet import __version__
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
 from martlet.broker.topic.expand import check_count
+from martlet.broker.topic.topic import Topic
 from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import NORMAL_PRIORITY, Properties
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import TimeSlice
+from martlet.server.group_commit import GroupCommit
 from martlet.server.http.publish_headers import asked_properties, asked_time_ns
 from martlet.server.http.request import HttpError, PublishEndpoint, Request, Routes
 from martlet.server.http.response import respond_json
+from martlet.server.lookup_peer import LookupPeers
 from martlet.server.observability import stats_text
-from martlet.server.observability.stats import pauses
+from martlet.server.observability.stats import StatsSource, pauses
 from martlet.text import MILLISECOND_NS, SECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
-    from martlet.properties.model import Properties
-    from martlet.server.group_commit import GroupCommit
-    from martlet.server.lookup_peer import LookupPeers
-    from martlet.server.observability.stats import StatsSource
 
 log = logging.getLogger(__name__)
 

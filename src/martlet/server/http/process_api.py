@@ -16,16 +16,13 @@ import gc
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import TEXT, respond
+from martlet.server.observability.metrics import BrokerMetrics
 from martlet.server.observability.prometheus import CONTENT_TYPE
-
-if TYPE_CHECKING:
-    from martlet.server.observability.metrics import BrokerMetrics
 
 
 class HealthApi:

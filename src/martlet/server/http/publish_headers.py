@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from martlet.properties.model import NORMAL_PRIORITY, BadProperties, Properties, check_priority
 from martlet.server.delivery_time import deliver_at_ns
-from martlet.server.http.request import HttpError
+from martlet.server.http.request import HttpError, Request
 from martlet.server.rpc.arguments import CallArguments, CallError
-
-if TYPE_CHECKING:
-    from martlet.server.http.request import Request
 
 _TAG, _KEY, _ORDER_KEY, _HEADER, _PRIORITY = (
     f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header", "Priority")

@@ -6,28 +6,22 @@ until then, by `when_settled`, unless it is in `AT_ONCE` or `BY_RECEIPT`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.http_requests import SAFE_METHODS
+from martlet.server.data_folder import DataFolder
+from martlet.server.group_commit import GroupCommit
 from martlet.server.http.channel_api import ChannelApi
 from martlet.server.http.log_api import LogApi
-from martlet.server.http.nsq_api import NsqApi
+from martlet.server.http.nsq_api import LiveOptions, NsqApi
 from martlet.server.http.process_api import DebugApi, HealthApi, MetricsApi
-from martlet.server.http.request import HttpError, PublishEndpoint
+from martlet.server.http.request import Endpoint, HttpError, PublishEndpoint, Request, Routes
 from martlet.server.http.rpc_api import CallApi
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from martlet.broker.broker import BrokerCore
-    from martlet.server.data_folder import DataFolder
-    from martlet.server.group_commit import GroupCommit
-    from martlet.server.http.nsq_api import LiveOptions
-    from martlet.server.http.request import Endpoint, Request, Routes
-    from martlet.server.observability.metrics import BrokerMetrics
-    from martlet.server.observability.stats import StatsSource
-    from martlet.server.rpc.registry import CallRegistry
+from martlet.server.observability.metrics import BrokerMetrics
+from martlet.server.observability.stats import StatsSource
+from martlet.server.rpc.registry import CallRegistry
 
 AT_ONCE = frozenset(
     {

@@ -7,16 +7,12 @@ accepts no writes, and with its code, text and fields as JSON.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.registry import encoded
-
-if TYPE_CHECKING:
-    from martlet.server.rpc.registry import CallerConnection, CallRegistry
+from martlet.server.rpc.registry import CallerConnection, CallRegistry, encoded
 
 MAX_BODY_BYTES = 1 << 20
 FIELDS_HEADER = "X-Martlet-Fields"

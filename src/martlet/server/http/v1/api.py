@@ -6,10 +6,12 @@ A refusal is JSON with a ``message`` that names the thing, the limit and the way
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from aiohttp import ClientError
 
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.errors import (
     Conflict,
     LimitReached,
@@ -20,7 +22,9 @@ from martlet.broker.errors import (
 )
 from martlet.broker.retry import Cause, DeadLetterReason
 from martlet.names import is_ephemeral
-from martlet.server.http.request import HttpError
+from martlet.options import BrokerOptions
+from martlet.server.group_commit import GroupCommit
+from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import respond
 from martlet.server.http.v1.asked import (
     json_fields,
@@ -31,12 +35,15 @@ from martlet.server.http.v1.asked import (
     valid_names,
     whole_number,
 )
+from martlet.server.http.v1.guard import HttpGuard
 from martlet.server.http.v1.leases import (
     MAX_CHARACTERS,
     BadReceipt,
     ChannelDeleted,
+    LeasedMessage,
     Leases,
     ReceiveRefused,
+    ReceivingClient,
     place_of,
     shown,
 )
@@ -51,16 +58,6 @@ from martlet.server.http.v1.operations import (
 )
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.text import SECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.options import BrokerOptions
-    from martlet.server.group_commit import GroupCommit
-    from martlet.server.http.request import Request, Routes
-    from martlet.server.http.v1.guard import HttpGuard
-    from martlet.server.http.v1.leases import LeasedMessage, ReceivingClient
 
 MAX_BODY_BYTES = 1 << 20
 """The limit of a request that acknowledges."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.server.http.access import names_in
-from martlet.server.http.request import HttpError
-
-if TYPE_CHECKING:
-    from martlet.server.http.request import Request
-    from martlet.server.rpc.arguments import CallError
+from martlet.server.http.request import HttpError, Request
+from martlet.server.rpc.arguments import CallError
 
 _MAX_SHOWN = 40
 

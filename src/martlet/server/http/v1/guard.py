@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
+from martlet.protocol.nsq.authorization import Authorizations
 from martlet.server.clock import elapsed_ns
-from martlet.server.http.request import HttpError
-from martlet.server.nsq.authorizer import AuthServerSilent
+from martlet.server.http.request import HttpError, Request
+from martlet.server.nsq.authorizer import AuthServers, AuthServerSilent
 from martlet.text import SECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.protocol.nsq.authorization import Authorizations
-    from martlet.server.http.request import Request
-    from martlet.server.nsq.authorizer import AuthServers
 
 HEADER = "X-Martlet-Auth"
 MAX_KNOWN = 1000

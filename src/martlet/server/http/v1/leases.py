@@ -27,24 +27,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.partitioned import PartitionedChannel
+from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotInFlight, WritesRefused
 from martlet.broker.queue.queue_log import OFFSET_BITS, OFFSET_MASK
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.options import BrokerOptions
 from martlet.properties.block import FRAME_TYPE, Block
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.negotiation import default_identity
 from martlet.protocol.nsq.v2 import ParserState
+from martlet.server.group_commit import GroupCommit
 from martlet.text import MILLISECOND_NS, SECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.broker.channel.subscriber import Subscriber
-    from martlet.options import BrokerOptions
-    from martlet.server.group_commit import GroupCommit
 
 MAX_CHARACTERS = 128
 _PATTERN = re.compile(

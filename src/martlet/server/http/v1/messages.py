@@ -19,10 +19,14 @@ from binascii import a2b_base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import LimitReached, NotFound, QueuesRefused, WritesRefused
+from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.topic.topic import Topic
 from martlet.names import PutStatus
+from martlet.options import BrokerOptions
 from martlet.properties.model import (
     MAX_KEYS,
     MAX_PRIORITY,
@@ -31,20 +35,13 @@ from martlet.properties.model import (
     Properties,
 )
 from martlet.server.delivery_time import LATEST_MS, deliver_at_ns
-from martlet.server.http.request import HttpError
+from martlet.server.group_commit import GroupCommit
+from martlet.server.http.request import HttpError, Request
 from martlet.server.http.v1.asked import flag, json_fields, refusal, require_media_type
 from martlet.server.nsq.publish import queue_of, topic_to_fill
+from martlet.server.observability.replication import Replication
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.text import MILLISECOND_NS, SECOND_NS
-
-if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.queue.queue_log import Receipt
-    from martlet.broker.topic.topic import Topic
-    from martlet.options import BrokerOptions
-    from martlet.server.group_commit import GroupCommit
-    from martlet.server.http.request import Request
-    from martlet.server.observability.replication import Replication
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 MAX_MESSAGES = 10_000
