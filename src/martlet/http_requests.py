@@ -58,7 +58,6 @@ def read_tokens(path: str, setting: str = f"--{TOKEN_FLAG}") -> tuple[str, ...]:
     """Read the tokens of a file.
 
     Args:
-        path: of the file.
         setting: the name of the option that has the path, for the error.
 
     Raises:

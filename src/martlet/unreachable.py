@@ -102,8 +102,6 @@ class Outage:
     Args:
         trouble: the failed operation, such as ``cannot connect to 127.0.0.1:4150``.
         relief: logged when it succeeds again, such as ``connected to 127.0.0.1:4150``.
-        clock: in seconds.
-        log: the logger.
         level: of failures; their end is a warning.
     """
 

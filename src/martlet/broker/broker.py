@@ -59,23 +59,19 @@ from martlet.properties.model import NORMAL_PRIORITY
 
 @dataclass(kw_only=True, slots=True)
 class BrokerSettings(RetentionSettings):
-    """The settings of a broker's core.
-
-    Attributes:
-        max_topics: maximum for the creation of topics; existing ones stay. 0 for no limit.
-        max_delayed: maximum number of waiting delayed messages; 0 for no limit.
-        transactions: the limits of transactions.
-        on_put_off: called with a channel that cannot read its messages at the moment: topic,
-            channel, reason.
-        on_lost: called with messages that are no longer readable: topic, channel, first offset, end
-            offset, reason.
-    """
+    """The settings of a broker's core."""
 
     max_topics: int = 0
+    """Maximum for the creation of topics; existing ones stay. 0 for no limit."""
     max_delayed: int = 0
+    """Maximum number of waiting delayed messages; 0 for no limit."""
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
     on_put_off: Callable[[str, str, OSError], None] = lambda *_: None
+    """Called with a channel that cannot read its messages at the moment: topic, channel, reason."""
     on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None
+    """Called with messages that are no longer readable: topic, channel, first offset, end offset,
+    reason.
+    """
 
 
 MAX_SCRATCH = 8

@@ -17,26 +17,22 @@ from martlet.log.commit_log import CommitLog
 
 @dataclass(kw_only=True, slots=True)
 class TopicSettings:
-    """The operator's settings for all topics and channels.
-
-    Attributes:
-        max_consumers: maximum consumers of a channel; 0 for no limit.
-        prefers_near: whether consumers in the broker's zone, then its region, are preferred.
-        max_channels: maximum channels of a topic for new ones; 0 for no limit.
-        max_timeout_ns: how long TOUCH may keep a message in flight.
-        latency_window_ns: the window of latency percentiles; 0 to measure none.
-        max_ephemeral: maximum waiting messages of an ephemeral topic or channel; the oldest are
-            dropped.
-        traces: whether messages are traced where the topic's policy is not set.
-    """
+    """The operator's settings for all topics and channels."""
 
     max_consumers: int = 0
+    """Maximum consumers of a channel; 0 for no limit."""
     prefers_near: bool = False
+    """Whether consumers in the broker's zone, then its region, are preferred."""
     max_channels: int = 0
+    """Maximum channels of a topic for new ones; 0 for no limit."""
     max_timeout_ns: int = 15 * 60 * 10**9
+    """How long TOUCH may keep a message in flight."""
     latency_window_ns: int = 0
+    """The window of latency percentiles; 0 to measure none."""
     max_ephemeral: int = 10_000
+    """Maximum waiting messages of an ephemeral topic or channel; the oldest are dropped."""
     traces: bool = False
+    """Whether messages are traced where the topic's policy is not set."""
 
 
 class BrokerClock(Protocol):

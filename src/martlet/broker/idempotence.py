@@ -75,7 +75,6 @@ class ProducerSend:
         topic: the log number of the topic at its queue; of a bucket, for delayed messages.
         target: the log number of the queue that finally gets the messages.
         offset: of its first message.
-        count: the number of its messages.
     """
 
     __slots__ = ("_row", "count", "offset", "receipt", "target", "topic")
@@ -265,7 +264,6 @@ class ProducerState:
         """Apply the sends of a journal entry that are certain to be stored.
 
         Args:
-            entry: the entry.
             durable_position: up to where the log is known to have been durable, whatever the entry
                 says of that; None if all sends are stored.
         """

@@ -29,7 +29,6 @@ class MovedCursors:
     """The channels whose cursors have to be written, the longest unwritten first.
 
     Args:
-        log: the log.
         clock: the time of records, as `BrokerCore.stored_at_ns`.
         topics: all topics at all their queues, by number.
     """

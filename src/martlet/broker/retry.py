@@ -65,15 +65,12 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """A channel's policy, ready to be applied.
-
-    Attributes:
-        max_attempts: the maximum number of failures; 0 for no limit.
-        delays_ns: after the first failure, the second, and so on; the last applies to all others.
-    """
+    """A channel's policy, ready to be applied."""
 
     max_attempts: int
+    """The maximum number of failures; 0 for no limit."""
     delays_ns: tuple[int, ...]
+    """After the first failure, the second, and so on; the last applies to all others."""
 
     @classmethod
     def of(cls, policy: ChannelPolicy) -> RetryPolicy | None:

@@ -80,14 +80,7 @@ class AnyCertificateContext(ssl.SSLContext):
 
 
 class AnyCertificateSession:
-    """A session of pyOpenSSL with the methods, and the exceptions, of an ``ssl.SSLObject``.
-
-    Args:
-        context: whose session it is.
-        connection: the session.
-        incoming: what came from the client.
-        outgoing: what is to be sent to it.
-    """
+    """A session of pyOpenSSL with the methods, and the exceptions, of an ``ssl.SSLObject``."""
 
     def __init__(
         self,

@@ -79,10 +79,6 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
 
     Call it where the event loop runs.
 
-    Args:
-        options: as the flags give them.
-        log: the destination of log lines.
-
     Raises:
         OSError: an address, the folder or a certificate cannot be used; the text says why.
         OptionError: the address of a lookup daemon has no port.

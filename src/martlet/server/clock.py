@@ -124,13 +124,7 @@ _GRACE_S = 0.1
 
 
 class DueTimer:
-    """Calls `BrokerCore.run` at the times of its schedule.
-
-    Args:
-        broker: has the schedule.
-        clock: the broker's.
-        log: takes the errors.
-    """
+    """Calls `BrokerCore.run` at the times of its schedule."""
 
     def __init__(self, broker: BrokerCore, clock: Clock, log: logging.Logger) -> None:
         self._broker = broker

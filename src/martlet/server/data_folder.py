@@ -106,22 +106,19 @@ class NsqdData(OSError):
 
 @dataclass(frozen=True)
 class DataFolder:
-    """An open data folder.
-
-    Attributes:
-        path: absolute.
-        storage: its files.
-        broker_id: the folder's name (`martlet.server.data_folder`).
-        keys: builds the indexes of its messages' keys.
-        run: a random name of this process, by which one with a copy of the folder is told apart;
-            empty for replicas, which have one id as they should.
-    """
+    """An open data folder."""
 
     path: Path
+    """Absolute."""
     storage: DiskStorage
     broker_id: str
+    """The folder's name (`martlet.server.data_folder`)."""
     keys: KeyIndexer
+    """Builds the indexes of its messages' keys."""
     run: str = ""
+    """A random name of this process, by which one with a copy of the folder is told apart; empty
+    for replicas, which have one id as they should.
+    """
 
     @property
     def identity(self) -> dict[str, str]:
@@ -142,7 +139,6 @@ def open_folder(
     Args:
         path: absolute.
         options: those of the storage.
-        log: the destination of log lines.
         broker_id: the id of a new folder; a random one where it is empty.
 
     Raises:

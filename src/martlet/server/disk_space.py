@@ -32,9 +32,6 @@ class DiskSpace:
     """Free space for a broker's log.
 
     Args:
-        broker: has the log.
-        disk: makes its checkpoints.
-        relief: releases history.
         events: logs when messages are accepted again.
     """
 

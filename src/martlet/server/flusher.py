@@ -49,7 +49,6 @@ class Flusher:
     """Run the jobs that block.
 
     Args:
-        broker: owns the log.
         on_durable: called when more of the log has become durable, or has failed to.
         clock_s: measures flushes, in seconds.
     """

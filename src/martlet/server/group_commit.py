@@ -41,10 +41,6 @@ class JournalWriter:
       than the interval. With thousands of busy channels a round takes longer than the interval, and
       each cursor is written less often.
     - Bytes: behind batches a few cursors go once the log has grown by several times their size.
-
-    Args:
-        broker: owns the cursors.
-        interval_ns: the maximum pause between two writes.
     """
 
     def __init__(self, broker: BrokerCore, interval_ns: int) -> None:
@@ -90,14 +86,11 @@ class GroupCommit:
     """Commit staged messages, and answer as the flush mode promises.
 
     Args:
-        broker: holds the staged messages.
         options: the flush mode and its intervals.
-        log: takes the errors.
         answers_confirmed: whether answers wait until replicas have what they are about.
 
     Attributes:
         answers_at_once: whether a reply need not wait once its message is written.
-        answers_confirmed: as given.
         answers_flushed: whether a reply waits for nothing but this broker's flush.
         flusher: flushes the log and makes its checkpoints.
         ticks: a connection that has received bytes reports it here.

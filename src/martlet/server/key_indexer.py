@@ -28,7 +28,6 @@ class KeyIndexer:
 
     Args:
         storage: of the log; says which segments are full.
-        log: the destination of log lines.
     """
 
     def __init__(self, storage: DiskStorage, log: logging.Logger) -> None:

@@ -42,9 +42,7 @@ class Listeners:
     ``answer_by`` on.
 
     Args:
-        options: with the addresses.
         tls: the certificate and its settings, if there is one.
-        log: the destination of log lines.
 
     Attributes:
         tcp_address, http_address: the actual addresses, with the port chosen for port 0.

@@ -49,7 +49,6 @@ def listen(address: str, flag: str) -> socket.socket:
     file, is not.
 
     Args:
-        address: to listen on.
         flag: the flag that the address came from, for the error.
 
     Raises:

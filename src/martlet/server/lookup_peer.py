@@ -80,7 +80,6 @@ class LookupPeer:
 
     Args:
         broker: has the topics and channels to register.
-        identity: the fields of IDENTIFY.
         address: ``host:port`` of the daemon's TCP listener.
         is_replica: whether the broker has replicas.
     """

@@ -43,16 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Server:
-    """A broker with its TCP and HTTP listeners.
-
-    Attributes:
-        options: as at the broker's start, with the actual ports.
-        connect: makes the connection of an accepted client; it may be given the client's address.
-        routes: returns the endpoints of HTTP, which take long to import.
-        leases: the messages that clients over HTTP have.
-    """
+    """A broker with its TCP and HTTP listeners."""
 
     options: BrokerOptions
+    """The options as at the broker's start, with the actual ports."""
     broker: BrokerCore
     folder: DataFolder
     listeners: Listeners
@@ -62,13 +56,16 @@ class Server:
     disk_space: DiskSpace
     clients: Clients[ClientConnection]
     connect: Callable[..., ClientConnection]
+    """Makes the connection of an accepted client; it may be given the client's address."""
     routes: Callable[[], Routes]
+    """Returns the endpoints of HTTP, which take long to import."""
     calls: CallRegistry
     stats: StatsSource
     lookups: LookupPeers
     flush_timeouts: FlushTimeouts
     auth_servers: AuthServers | None
     leases: Leases
+    """The messages that clients over HTTP have."""
     log: logging.Logger
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 

@@ -53,12 +53,7 @@ class Channel(ChannelState):
     """A channel of a topic, at one of its queues: its state, and the parts that work on it.
 
     Args:
-        context: the broker.
         id: its number in the log.
-        topic: the topic's name.
-        name: its own.
-        cursor: its position in the queue.
-        source: the messages that it reads.
         waiting: the channels to wake on new messages; contains this one while a consumer has
             capacity.
     """
@@ -270,7 +265,6 @@ class Channel(ChannelState):
         """Unsubscribe a client: redeliver its messages to others at once.
 
         Args:
-            consumer: the client's consumer.
             charged: offsets of the messages that it had started, if known.
         """
         if charged is None:

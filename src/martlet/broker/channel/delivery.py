@@ -42,7 +42,6 @@ class Delivery:
     """Delivers the messages of a channel.
 
     Args:
-        state: the channel.
         waiting: the parts to wake on new messages; contains this one while a consumer has capacity.
     """
 

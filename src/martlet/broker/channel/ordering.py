@@ -37,11 +37,7 @@ _MAX_AT_ONCE = 1000
 
 
 class Ordering(ABC):
-    """Delivers a channel's messages in order.
-
-    Args:
-        delivery: of the channel.
-    """
+    """Delivers a channel's messages in order."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery

@@ -120,7 +120,6 @@ class _Watch:
     Args:
         level: of the queue's priority.
         number: the queue's.
-        delivery: of the channel there.
     """
 
     __slots__ = ("_bit", "_delivery", "_level")

@@ -38,7 +38,6 @@ class QueueOrdering(Ordering):
     """Delivers the messages of a queue in order.
 
     Args:
-        delivery: of the channel.
         lock_ns: how long the queue stays locked for a consumer that does not acknowledge.
     """
 

@@ -29,12 +29,7 @@ _STEPS = {
 
 
 class Redelivery:
-    """Redelivers the messages of a channel that were not finished.
-
-    Args:
-        state: the channel.
-        delivery: delivers its messages.
-    """
+    """Redelivers the messages of a channel that were not finished."""
 
     __slots__ = ("_delivery", "_state")
 
@@ -146,7 +141,6 @@ class Redelivery:
 
         Args:
             consumer: has the message.
-            offset: of the message.
             timeout_ns: the new timeout; 0 for the consumer's.
 
         Returns when it times out, as a running time. Raises NotInFlight.
@@ -370,7 +364,6 @@ class Redelivery:
         """Finish a message whose lease has ended, if it was not delivered again since.
 
         Args:
-            offset: of the message.
             attempts: its number of deliveries when the consumer got it.
 
         Raises NotInFlight.

@@ -41,12 +41,10 @@ class Subscriber:
     """A client's consumers at the queues of a channel, by queue.
 
     Args:
-        client: receives the messages.
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages to deliver; 0 for all.
         with_properties: whether it gets the properties of messages.
         says_started: whether it announces the messages that it starts to handle.
-        nearness: its distance from the broker.
     """
 
     def __init__(
@@ -114,8 +112,6 @@ class Share(ChannelConsumer):
     """A subscriber at one queue, as a consumer of the channel there.
 
     Args:
-        subscriber: the subscriber.
-        channel: of the queue.
         number: its number in the channel's window, from 1.
     """
 

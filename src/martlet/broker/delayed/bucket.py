@@ -93,12 +93,10 @@ class Bucket(HiddenTopic):
     """A bucket: a hidden topic of delayed messages.
 
     Args:
-        registry: all topics of the broker.
         delays: all delayed messages of the broker.
         id: its number in the log.
         target: the topic that gets its messages.
         start_ns, end_ns: when they are due.
-        queue: stores them.
         marks: the messages that are done.
     """
 

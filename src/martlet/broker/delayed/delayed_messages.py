@@ -39,16 +39,12 @@ _PIECE_ROWS = 1 << 15
 
 
 class ListingPosition(NamedTuple):
-    """The position in a listing: behind this message.
-
-    Attributes:
-        deliver_at_ns: when it is due.
-        bucket: its bucket's number.
-        first_offset: of its batch.
-    """
+    """The position in a listing: behind this message."""
 
     deliver_at_ns: int
+    """When it is due."""
     bucket: int
+    """The bucket's number."""
     first_offset: int
 
 
@@ -56,7 +52,6 @@ class DelayedMessages:
     """The delayed messages of a broker.
 
     Args:
-        registry: all topics of the broker.
         max_count: maximum number of waiting messages; 0 for no limit.
     """
 

@@ -48,7 +48,6 @@ class DueQueue:
     """The rows of an index that are due next.
 
     Args:
-        index: the index.
         first_row: the first row to consider.
         is_done: returns which of some rows are done.
     """

@@ -50,29 +50,23 @@ class Status(StrEnum):
 
 @dataclass(slots=True)
 class Fetched:
-    """The result of a fetch.
-
-    Attributes:
-        parts: frames, as slices of the log, which the caller must copy at once.
-        count: the number of messages.
-        next_offset: the offset of the next fetch.
-        is_end: whether the end of the queue was reached.
-        runs: the offsets of the messages, as (first, end).
-    """
+    """The result of a fetch."""
 
     parts: list[memoryview | bytes]
+    """Frames, as slices of the log, which the caller must copy at once."""
     count: int
     next_offset: int
+    """The offset of the next fetch."""
     is_end: bool
+    """Whether the end of the queue was reached."""
     runs: Sequence[tuple[int, int]] = ()
+    """The offsets of the messages, as (first, end)."""
 
 
 class Fetch(Cursor):
     """A temporary cursor that reads a queue from an offset on.
 
     Args:
-        log: holds the messages.
-        queue: the queue.
         offset: of the first one.
         own: the number of the channel whose single-channel batches are included; 0 for none.
     """

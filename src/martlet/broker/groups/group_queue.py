@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 
 class GroupQueue:
-    """A group at one queue.
-
-    Args:
-        channel: the channel there.
-    """
+    """A group at one queue."""
 
     def __init__(self, channel: ChannelState) -> None:
         self._channel = channel

@@ -45,43 +45,37 @@ from martlet.broker.schedule import Schedule
 
 @dataclass(slots=True, eq=False)
 class GroupConsumer:
-    """A consumer of a group.
-
-    Attributes:
-        id: its name in the group: its client id, with a number if that is not unique.
-        client_id: the name that it chose.
-        address: its network address.
-        room: the machine room that it declares.
-        wanted: the queues that it requests, for strategies that use them.
-        lease_ns: it is lost after this time without a call.
-        owner: the connection of its calls; None if any connection may use its id.
-        since_ns: when it joined.
-        lease_until_ns: when it is lost, without a further call.
-        changed: the generation in which its queues last changed.
-        held: its queues.
-        watchers: called when its queues change, or it is removed.
-        is_gone: whether it was removed.
-        name: its name at all brokers; empty if it sent none.
-        brokers: the number of brokers that it is connected to, if it volunteers to lead; else 0.
-        started: the messages that it has started, by queue, if it announces them.
-    """
+    """A consumer of a group."""
 
     id: str
+    """Its name in the group: its client id, with a number if that is not unique."""
     client_id: str
+    """The name that it chose."""
     address: str
     room: str
+    """The machine room that it declares."""
     wanted: Sequence[int]
+    """The queues that it requests, for strategies that use them."""
     lease_ns: int
+    """It is lost after this time without a call."""
     owner: object
+    """The connection of its calls; None if any connection may use its id."""
     since_ns: int
+    """When it joined."""
     lease_until_ns: int
+    """When it is lost, without a further call."""
     changed: int = 0
+    """The generation in which its queues last changed."""
     held: dict[int, Holding] = field(default_factory=dict)
     watchers: dict[Callable[[], None], None] = field(default_factory=dict)
+    """Called when its queues change, or it is removed."""
     is_gone: bool = False
     name: str = ""
+    """Its name at all brokers; empty if it sent none."""
     brokers: int = 0
+    """The number of brokers that it is connected to, if it volunteers to lead; else 0."""
     started: dict[int, StartedRange] = field(default_factory=dict)
+    """The messages that it has started, by queue, if it announces them."""
 
     @property
     def revoked(self) -> list[int]:
@@ -101,17 +95,13 @@ class GroupConsumer:
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """A member's hold on a queue.
-
-    Attributes:
-        member: the member.
-        since: the generation in which it got the queue.
-        until_ns: when it loses a revoked queue at the latest; None if not revoked.
-    """
+    """A member's hold on a queue."""
 
     member: GroupConsumer
     since: int
+    """The generation in which it got the queue."""
     until_ns: int | None = None
+    """When it loses a revoked queue at the latest; None if not revoked."""
 
 
 MAX_MEMBERS = 1000
@@ -125,18 +115,13 @@ _MILLISECOND_NS = 1_000_000
 
 @dataclass(frozen=True)
 class AllocatedTopic:
-    """The queues to allocate.
-
-    Attributes:
-        topic: its name.
-        broker: the broker, as ``host:port``.
-        room: the broker's machine room.
-        count: the number of queues.
-    """
+    """The queues to allocate."""
 
     topic: str
     broker: str
+    """The broker, as ``host:port``."""
     room: str
+    """The broker's machine room."""
     count: int
 
     @cached_property
@@ -239,7 +224,6 @@ class Membership:
         """Register a member as a volunteer to lead, or unregister it if ``brokers`` is 0.
 
         Args:
-            member: the member.
             name: its name at all brokers.
             brokers: the number of brokers that it is connected to.
         """
@@ -254,7 +238,6 @@ class Membership:
         """Assign the queues by the leader's plan.
 
         Args:
-            member: the leader.
             roster: the roster that it is based on.
             count: the number of queues at that time.
             queues: the queues of each member, by its id; the others are assigned to no member.

@@ -46,21 +46,18 @@ class Shaped(Protocol):
 
 
 class _Layout(NamedTuple):
-    """The layout of a dataclass in JSON.
-
-    Attributes:
-        op: its op; empty where it has none.
-        names: of the fields in JSON, in order.
-        defaults: their defaults; `MISSING` for none.
-        values_of: returns their values of a record.
-        tail: the name of the field behind the JSON; empty where there is none.
-    """
+    """The layout of a dataclass in JSON."""
 
     op: str
+    """Empty where it has none."""
     names: tuple[str, ...]
+    """The names of the fields in JSON, in order."""
     defaults: tuple[object, ...]
+    """Their defaults; `MISSING` for none."""
     values_of: Callable[[object], tuple[object, ...]]
+    """Returns their values of a record."""
     tail: str
+    """The name of the field behind the JSON; empty where there is none."""
 
 
 class _Wrong(Exception):
@@ -114,8 +111,6 @@ def decode(data: bytes, kind: Any, otherwise: type[Shaped] | None = None) -> Any
     """Decode a record of a type, a dataclass or a union of dataclasses.
 
     Args:
-        data: the bytes.
-        kind: the type.
         otherwise: the dataclass for records with an op unknown to the union.
 
     Raises:

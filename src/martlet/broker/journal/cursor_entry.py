@@ -206,29 +206,24 @@ def number_of(entry: bytes) -> int:
 
 @dataclass(slots=True)
 class CursorState:
-    """A cursor as of an entry.
-
-    Attributes:
-        next: the first offset that was not delivered yet.
-        scheduled_end: deferred messages below this offset are pending or finished.
-        ranges: the offsets in flight, as (first, end).
-        pending: (attempts, due_ns, failures) by offset.
-        suspects: the pending ones whose last failure was a lost connection.
-        errors: by offset, the texts of the first and the last failure.
-        charges: by offset.
-        number: of the last entry.
-        limit: the end of the topic as the channel saw it at that time.
-    """
+    """A cursor as of an entry."""
 
     next: int
+    """The first offset that was not delivered yet."""
     scheduled_end: int
+    """Deferred messages below this offset are pending or finished."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
+    """The offsets in flight, as (first, end)."""
     pending: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """(attempts, due_ns, failures) by offset."""
     suspects: set[int] = field(default_factory=set)
+    """The pending ones whose last failure was a lost connection."""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By offset, the texts of the first and the last failure."""
     charges: dict[int, ChargeRow] = field(default_factory=dict)
     number: int = 0
     limit: int = 0
+    """The end of the topic as the channel saw it at that time."""
 
     def apply(self, entry: bytes) -> bool:
         """Apply a cursor entry. Returns False, and changes nothing, where an earlier one is

@@ -79,7 +79,6 @@ class ChannelRecord:
 
     Attributes:
         id: its number, the same at all queues of the topic.
-        name: its name.
         paused: whether delivery is paused.
         start: the channel needs nothing below this offset; used if no cursor entry is known. None
             in entries of early versions: then all stored messages are delivered.
@@ -100,39 +99,35 @@ class ChannelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A topic at one of its queues. Here each queue is a topic with a number of its own.
-
-    Attributes:
-        id: the number of this queue.
-        name: of the topic.
-        queue: which of the topic's queues this is.
-        of: the number of the topic's queue 0, if this is another one; else 0.
-        id_base: a message's id minus its offset, modulo 2**64.
-        paused_at: channels see the topic end at this offset; None where it is not paused.
-        backlog_offset: the start of the topic's first channel.
-        voids: offsets emptied before any channel read them.
-        policy: the values that differ from the default of `martlet.broker.policy.TopicPolicy`.
-        delayed: of a bucket; None of any other topic.
-        priority: of all messages in this queue.
-        key_hash: leads from an order key to a queue of the topic.
-        end_offset: behind the last message; only in a `SnapshotEntry`.
-        channels: those of this queue; only in a `SnapshotEntry`.
-    """
+    """A topic at one of its queues. Here each queue is a topic with a number of its own."""
 
     id: int
+    """The number of this queue."""
     name: str
     queue: int = 0
+    """Which of the topic's queues this is."""
     of: int = 0
+    """The number of the topic's queue 0, if this is another one; else 0."""
     id_base: int
+    """A message's id minus its offset, modulo 2**64."""
     paused_at: int | None
+    """Channels see the topic end at this offset; None where it is not paused."""
     backlog_offset: int
+    """The start of the topic's first channel."""
     voids: Stretches
+    """Offsets emptied before any channel read them."""
     policy: Mapping[str, Any] | None = None
+    """The values that differ from the default of `martlet.broker.policy.TopicPolicy`."""
     delayed: BucketRecord | None = None
+    """None but for a bucket."""
     priority: int = NORMAL_PRIORITY
+    """The priority of all messages in this queue."""
     key_hash: KeyHash = KeyHash.CRC32C
+    """Leads from an order key to a queue of the topic."""
     end_offset: int | None = None
+    """The offset behind the last message; only in a `SnapshotEntry`."""
     channels: tuple[ChannelRecord, ...] | None = None
+    """The channels of this queue; only in a `SnapshotEntry`."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -141,15 +136,10 @@ class TopicRecord:
 
 
 class IndexRecord(NamedTuple):
-    """The part of a topic's index file that a checkpoint covers.
-
-    Attributes:
-        first_row: the number of the file's first row, which is in its name.
-        row_count: the number of valid rows.
-        crc: the CRC-32C of their bytes.
-    """
+    """The part of a topic's index file that a checkpoint covers."""
 
     first_row: int
+    """The number of the file's first row, which is in its name."""
     row_count: int
     crc: int
 
@@ -159,24 +149,23 @@ class SnapshotEntry:
     """All topics and channels; replaces all entries before.
 
     Written at the head of each segment, and as the first entry of a checkpoint file.
-
-    Attributes:
-        topics: at all their queues, without ephemeral ones.
-        last_id: the highest number that a topic or channel ever had.
-        position: of a checkpoint: the position of the log at this state.
-        epoch: of a checkpoint: the number of the broker's run that wrote it.
-        stored: the ranges of positions that were not retired then, for audits; None in entries of
-            early versions.
-        indexes: of a checkpoint: by topic number, the index files.
     """
 
     op: ClassVar = "snapshot"
     topics: tuple[TopicRecord, ...]
+    """All topics at all their queues, without ephemeral ones."""
     last_id: int
+    """The highest number that a topic or channel ever had."""
     position: int | None = None
+    """Of a checkpoint: the position of the log at this state."""
     epoch: int | None = None
+    """Of a checkpoint: the number of the broker's run that wrote it."""
     stored: Stretches | None = None
+    """The ranges of positions that were not retired then, for audits; None in entries of early
+    versions.
+    """
     indexes: Mapping[int, IndexRecord] | None = None
+    """Of a checkpoint: by topic number, the index files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,61 +178,48 @@ class TopicEntry:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeletedEntry:
-    """A topic was deleted at a queue, with its channels there.
-
-    Attributes:
-        id: the queue's number.
-    """
+    """A topic was deleted at a queue, with its channels there."""
 
     op: ClassVar = "topic_deleted"
     id: int
+    """The queue's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelEntry:
-    """A channel was created at a queue, or has changed.
-
-    Attributes:
-        topic_id: the queue's number.
-        channel: the channel there.
-    """
+    """A channel was created at a queue, or has changed."""
 
     op: ClassVar = "channel"
     topic_id: int
+    """The queue's number."""
     channel: ChannelRecord
+    """The channel there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelReplayedEntry:
-    """A channel was set back: it gets all messages from an offset on again.
-
-    Attributes:
-        topic_id: the queue's number.
-        id: the channel's.
-        offset: its new position.
-    """
+    """A channel was set back: it gets all messages from an offset on again."""
 
     op: ClassVar = "channel_replayed"
     topic_id: int
+    """The queue's number."""
     id: int
     offset: int
+    """The channel's new position."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelDeletedEntry:
-    """A channel was deleted at a queue.
-
-    Attributes:
-        topic_id: the queue's number.
-        id: the channel's.
-        backlog_offset: the topic's, without the channel. None in entries of early versions, which
-            wrote the topic in an entry of its own before.
-    """
+    """A channel was deleted at a queue."""
 
     op: ClassVar = "channel_deleted"
     topic_id: int
+    """The queue's number."""
     id: int
     backlog_offset: int | None = None
+    """The topic's, without the channel. None in entries of early versions, which wrote the topic in
+    an entry of its own before.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,24 +247,20 @@ TopologyEntry = (
 
 
 class HalfBatch(NamedTuple):
-    """A batch of hidden messages added to a transaction.
-
-    Attributes:
-        first_offset: of the batch in the topic of half messages; its first message is a
-            `HalfBatchEntry`, and the others follow.
-        message_count: the number of the others.
-        topic: the name of their target topic.
-        queue: the target queue; -1 for any.
-        size_bytes: of the batch.
-        time_count: the number of distinct delivery times; 0 for immediate delivery.
-    """
+    """A batch of hidden messages added to a transaction."""
 
     first_offset: int
+    """The offset of the batch in the topic of half messages; its first message is a
+    `HalfBatchEntry`, and the others follow.
+    """
     message_count: int
     topic: str
+    """The name of their target topic."""
     queue: int
+    """The target queue; -1 for any."""
     size_bytes: int
     time_count: int = 0
+    """The number of distinct delivery times; 0 for immediate delivery."""
 
     @property
     def weight(self) -> int:
@@ -302,33 +274,29 @@ Series = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionRecord:
-    """A transaction that has not ended (`martlet.broker.transactions.state`).
-
-    Attributes:
-        id: chosen by its producer.
-        group: of the producers that answer check-backs; empty for none.
-        begun_at_ns: when it began.
-        check_after_ns: the inactivity before a check-back.
-        series: its number in a series; None for none.
-        disposable: whether it is rolled back, not set aside, after too long inactivity.
-        state: a `TransactionState`.
-        checks: the number of check-backs since its last activity.
-        gaps: the branches with lost batches.
-        chosen: the branches that it was prepared with, and the message count of each.
-        branches: the batches of each branch, in order.
-    """
+    """A transaction that has not ended (`martlet.broker.transactions.state`)."""
 
     id: str
+    """Chosen by its producer."""
     group: str
+    """The group of the producers that answer check-backs; empty for none."""
     begun_at_ns: int
     check_after_ns: int
+    """The inactivity before a check-back."""
     series: Series | None = None
+    """Its number in a series; None for none."""
     disposable: bool = False
+    """Whether it is rolled back, not set aside, after too long inactivity."""
     state: str
+    """A `TransactionState`."""
     checks: int
+    """The number of check-backs since its last activity."""
     gaps: tuple[str, ...] = ()
+    """The branches with lost batches."""
     chosen: Mapping[str, int] | None = None
+    """The branches that it was prepared with, and the message count of each."""
     branches: Mapping[str, tuple[HalfBatch, ...]]
+    """The batches of each branch, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,8 +304,6 @@ class HalfBatchEntry:
     """The first message of a batch of half messages: describes the others.
 
     Attributes:
-        transaction: the id of the transaction.
-        branch: of the transaction.
         number: of the batch in the branch, from 0.
         topic: the name of their target topic.
         queue: the target queue; -1 for any.
@@ -362,20 +328,17 @@ class HalfBatchEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllTransactionsEntry:
-    """All open transactions, and the outcomes of ended ones; replaces all entries before.
-
-    Attributes:
-        transactions: those that have not ended.
-        outcomes_bytes: the size of the outcomes; None in entries of early versions: nothing follows
-            them.
-        packed: outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit
-            of each series (the same module).
-    """
+    """All open transactions, and the outcomes of ended ones; replaces all entries before."""
 
     op: ClassVar = "all"
     transactions: tuple[TransactionRecord, ...]
+    """The transactions that have not ended."""
     outcomes_bytes: int | None = None
+    """The size of the outcomes; None in entries of early versions: nothing follows them."""
     packed: bytes = b""
+    """Outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit of each
+    series (the same module).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,25 +353,17 @@ class BegunEntry:
 
 @dataclass(frozen=True, slots=True)
 class PreparedEntry:
-    """A transaction has all its messages.
-
-    Attributes:
-        id: the transaction's.
-        branches: the branches that belong to it, and the message count of each; None for all.
-    """
+    """A transaction has all its messages."""
 
     op: ClassVar = "prepared"
     id: str
     branches: Mapping[str, int] | None
+    """The branches that belong to it, and the message count of each; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedEntry:
-    """A check-back: producers are asked for the outcome of transactions.
-
-    Attributes:
-        ids: of the transactions.
-    """
+    """A check-back: producers are asked for the outcome of transactions."""
 
     op: ClassVar = "checked"
     ids: tuple[str, ...]
@@ -416,12 +371,7 @@ class CheckedEntry:
 
 @dataclass(frozen=True, slots=True)
 class RolledBackEntry:
-    """A transaction was rolled back.
-
-    Attributes:
-        id: the transaction's.
-        at_ns: the time.
-    """
+    """A transaction was rolled back."""
 
     op: ClassVar = "rolled_back"
     id: str
@@ -430,34 +380,25 @@ class RolledBackEntry:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideEntry:
-    """A transaction was set aside for an operator to decide.
-
-    Attributes:
-        id: the transaction's.
-        topics: in a bundle, those topics of its batches whose entries a power cut may lose.
-    """
+    """A transaction was set aside for an operator to decide."""
 
     op: ClassVar = "set_aside"
     id: str
     topics: tuple[TopicRecord, ...] | None = None
+    """In a bundle, those topics of its batches whose entries a power cut may lose."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEntry:
-    """A transaction was committed: the batches of the same bundle are its messages.
-
-    Attributes:
-        id: the transaction's.
-        at_ns: the time.
-        topics: those topics of its batches whose entries a power cut may lose.
-        series: its number in a series; None for none.
-    """
+    """A transaction was committed: the batches of the same bundle are its messages."""
 
     op: ClassVar = "committed"
     id: str
     at_ns: int
     topics: tuple[TopicRecord, ...]
+    """Those topics of its batches whose entries a power cut may lose."""
     series: Series | None = None
+    """Its number in a series; None for none."""
 
 
 @dataclass(frozen=True, slots=True)

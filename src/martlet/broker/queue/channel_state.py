@@ -95,10 +95,6 @@ class ChannelState:
     Args:
         context: the broker's clock, schedule and journal.
         id: its number in the log.
-        topic: the topic's name.
-        name: its own.
-        cursor: its position in the queue.
-        source: the messages that it reads.
     """
 
     alarm: Alarm
@@ -205,7 +201,6 @@ class MovingMessages:
     consumer gets them. A restart finds them due.
 
     Args:
-        state: the channel.
         pump: delivers other messages once one of these has left.
     """
 

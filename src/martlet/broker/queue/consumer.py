@@ -74,13 +74,11 @@ class ChannelConsumer:
     """A subscription.
 
     Args:
-        client: receives the messages.
         number: its number in the channel's window, from 1.
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages to deliver; 0 for all.
         with_properties: whether it gets the properties of messages.
         says_started: whether it announces the messages that it starts to handle.
-        nearness: its distance from the broker.
     """
 
     __slots__ = (

@@ -31,29 +31,23 @@ MAX_STARTED = 100_000
 
 @dataclass(slots=True)
 class Charge:
-    """The failures of one message.
-
-    Attributes:
-        failures: how many lost members had started it.
-        due_ns: when it may be handled again.
-        is_over: whether it is to be a dead letter.
-    """
+    """The failures of one message."""
 
     failures: int
+    """How many lost members had started it."""
     due_ns: int = 0
+    """When it may be handled again."""
     is_over: bool = False
+    """Whether it is to be a dead letter."""
 
 
 class StartedRange(NamedTuple):
-    """The messages that a member has started in one queue, and not finished.
-
-    Attributes:
-        runs: their offsets, as (first, end).
-        alone: whether it handles nothing else, of any queue or broker.
-    """
+    """The messages that a member has started in one queue, and not finished."""
 
     runs: tuple[tuple[int, int], ...]
+    """Their offsets, as (first, end)."""
     alone: bool
+    """Whether it handles nothing else, of any queue or broker."""
 
     def between(self, first: int, end: int) -> Iterator[int]:
         """Yield the started offsets from `first` up to `end`."""

@@ -75,7 +75,6 @@ class _Tested(NamedTuple):
     """What a filter says of some messages: a consumer may take them one at a time.
 
     Attributes:
-        wanted: the filter.
         first, stop: the offsets that it has tested.
         offsets: those that it accepts.
     """
@@ -90,8 +89,6 @@ class Cursor:
     """The state of one channel on one queue.
 
     Args:
-        log: holds the messages.
-        queue: the queue.
         start: the first offset that concerns the channel.
     """
 

@@ -44,24 +44,17 @@ class PeekState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """An unfinished message of a channel.
-
-    Attributes:
-        offset: its offset.
-        state: its state.
-        attempts: the number of deliveries.
-        due_ns: when it times out, or may be delivered; 0 where it waits for no time.
-        delivered_at_ns: when it was last delivered, where it is in flight.
-        owner: the consumer that holds it.
-        failures: the number of failures.
-    """
+    """An unfinished message of a channel."""
 
     offset: int
     state: PeekState
     attempts: int = 0
     due_ns: int = 0
+    """When it times out, or may be delivered; 0 where it waits for no time."""
     delivered_at_ns: int = 0
+    """When it was last delivered, where it is in flight."""
     owner: ChannelConsumer | None = None
+    """The consumer that holds it."""
     failures: int = 0
 
 
@@ -136,11 +129,7 @@ def _waiting(channel: ChannelState, start: int) -> Iterator[Peeked]:
 
 
 class PeekedFrames:
-    """Reads the frames of peeked messages, by rising offsets.
-
-    Args:
-        cursor: of the channel.
-    """
+    """Reads the frames of peeked messages, by rising offsets."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor

@@ -33,8 +33,6 @@ class PendingMessage(Generic[OwnerT]):
         due_ns: when it may be delivered again, or times out where it is in flight; a running time.
         deliver_at_ns: the date of a deferred message; 0 for any other.
         delivered_at_ns: when it was last delivered.
-        owner: the consumer that holds it.
-        failures: the number of failures.
         rank: of its last delivery (see `martlet.broker.queue.started`).
         asked_rank: of the first of several deliveries to the same owner without an answer; an
             answer may be to that one.

@@ -66,12 +66,9 @@ class QueueLog(StoredQueue):
     """A queue of a topic.
 
     Args:
-        log: stores the batches.
         topic, number: the topic's number in the log, and the queue's.
         id_base: a message's id is its offset added to it: a random number of 64 bits, to which
             number times 2^54 was added.
-        index: the queue's index.
-        end_offset: the next message's offset.
         priority: of all its messages.
     """
 

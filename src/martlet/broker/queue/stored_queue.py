@@ -21,8 +21,6 @@ class StoredQueue:
     """The batches of a queue that are stored in a log.
 
     Args:
-        log: holds them.
-        index: the queue's index.
         end_offset: the offset behind the last one.
     """
 

@@ -49,24 +49,20 @@ from martlet.names import is_ephemeral
 
 @dataclass
 class RecoveredTopic:
-    """A topic at one of its queues.
-
-    Attributes:
-        record: the topic itself.
-        index: its index.
-        end_offset: behind the last known batch.
-        journaled_end: its end by other entries: messages may have been lost since, and later ones
-            must not get their offsets, which voids and cursors have passed.
-        channels: its channels, by number.
-        cursors: their cursors.
-    """
+    """A topic at one of its queues."""
 
     record: TopicRecord
     index: Index
     end_offset: int = 0
+    """The offset behind the last known batch."""
     journaled_end: int = 0
+    """Its end by other entries: messages may have been lost since, and later ones must not get
+    their offsets, which voids and cursors have passed.
+    """
     channels: dict[int, ChannelRecord] = field(default_factory=dict)
+    """Its channels, by number."""
     cursors: dict[int, CursorState] = field(default_factory=dict)
+    """Their cursors."""
     _stored: StoredQueue | None = None
 
     @property
@@ -138,7 +134,6 @@ class RecoveredState:
     """The state after the entries and batches applied so far.
 
     Attributes:
-        storage: holds the index files.
         durable_position: the log is known to have been durable up to here; None for a log that
             another replica writes, of which every record before the last one is there.
         producers: the known sends of producers.

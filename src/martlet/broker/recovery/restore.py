@@ -271,8 +271,6 @@ class BrokerRecovery:
 
         Args:
             log: the same log, at the end of what was taken in.
-            report: of the scan of that log.
-            clock, random: of the broker.
             options: those of `BrokerSettings`.
         """
         assert self.position <= log.position
@@ -359,7 +357,6 @@ def promote(
         copy: the log. It must not be used any more.
         recovery: that of the copy; what it has not taken in yet is taken in.
         epoch: the number of the new epoch.
-        clock, random: of the broker.
         segment_bytes: the capacity of new segments.
         options: those of `BrokerSettings`.
     """

@@ -32,19 +32,16 @@ from martlet.names import is_ephemeral
 
 @dataclass(frozen=True)
 class StandbyCheckpoint:
-    """A checkpoint that is not saved yet.
-
-    Attributes:
-        position: the state is that before the record at this position.
-        durable_from: with the log durable up to here it can be saved: behind the segment's first
-            record, without which the log would end before the checkpoint.
-        indexes: those that it covers, by the name that each file had then.
-        data: the checkpoint file.
-    """
+    """A checkpoint that is not saved yet."""
 
     position: int
+    """The state is that before the record at this position."""
     durable_from: int
+    """With the log durable up to here it can be saved: behind the segment's first record, without
+    which the log would end before the checkpoint.
+    """
     indexes: Mapping[str, Index]
+    """The indexes that it covers, by the name that each file had then."""
     data: bytes
 
     def save(self, storage: Storage) -> None:
@@ -98,8 +95,6 @@ class StandbyTopic:
 
     Args:
         state: has all of its queues.
-        log: holds its batches.
-        known: the topic at this queue.
     """
 
     def __init__(self, state: RecoveredState, log: SegmentedLog, known: RecoveredTopic) -> None:

@@ -56,22 +56,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Standing:
-    """The state of a message in a channel.
-
-    Attributes:
-        channel: its name.
-        state: ``waiting`` for its first delivery, ``unfinished`` where it was delivered and may be
-            in flight, ``deferred``, or ``done``.
-        attempts: the number of deliveries, of one that is unfinished or deferred.
-        due_ns: when it is to be delivered, of one that is deferred.
-        is_group: whether it is a group, whose members fetch and commit.
-    """
+    """The state of a message in a channel."""
 
     channel: str
     state: str
+    """``waiting`` for its first delivery, ``unfinished`` where it was delivered and may be in
+    flight, ``deferred``, or ``done``.
+    """
     attempts: int = 0
+    """The number of deliveries, of one that is unfinished or deferred."""
     due_ns: int = 0
+    """When it is to be delivered, of one that is deferred."""
     is_group: bool = False
+    """Whether it is a group, whose members fetch and commit."""
 
 
 @dataclass
@@ -83,11 +80,7 @@ class Trace:
             topic.
         stored_at_ns: when it was stored.
         deliver_at_ns: when it is due, of a deferred or delayed one; else 0.
-        body_bytes: the size of its body.
-        properties: its properties.
-        events: its history, by time.
         starts_ns: the later starts of the broker: messages in flight were redelivered.
-        standing: its state in each channel.
         known_since_ns: the log has its history from this time on.
         delayed: of a delayed message that is not in its topic: ``waiting`` for its time, or
             ``done``, which is cancelled, or delivered and deleted since.
@@ -110,20 +103,16 @@ class Trace:
 
 @dataclass
 class TraceResult:
-    """The result of a search.
-
-    Attributes:
-        traces: the messages, by time.
-        complete: whether the search was complete; not if the time limit was reached or there are
-            more.
-        traced: whether the log has any history of their topics' messages.
-        log_since_ns: when the oldest segment was begun.
-    """
+    """The result of a search."""
 
     traces: list[Trace]
+    """The messages, by time."""
     complete: bool
+    """Whether the search was complete; not if the time limit was reached or there are more."""
     traced: bool
+    """Whether the log has any history of their topics' messages."""
     log_since_ns: int
+    """When the oldest segment was begun."""
 
 
 _NO_INDEX = IndexRecord(0, 0, 0)
@@ -139,7 +128,6 @@ class Search:
     """A search in a data folder.
 
     Args:
-        folder: the data folder.
         is_over: returns whether the time limit is reached.
         topic: the topic; empty for all.
     """

@@ -86,18 +86,15 @@ class HistoryReclaimer:
 
 @dataclass
 class EvictionLoss:
-    """The messages that one topic loses.
-
-    Attributes:
-        topic: the topic.
-        gone: the deleted ranges of offsets, finished ones included.
-        unfinished: the offsets of them that each channel had not finished, rising; those that
-            waited for a first channel under None.
-    """
+    """The messages that one topic loses."""
 
     topic: Retained
     gone: Sequence[Stretch]
+    """The deleted ranges of offsets, finished ones included."""
     unfinished: Mapping[Channel | None, Offsets] = field(init=False)
+    """The offsets of them that each channel had not finished, rising; those that waited for a first
+    channel under None.
+    """
 
     def __post_init__(self) -> None:
         self.unfinished = self.topic.unfinished(self.gone)

@@ -52,15 +52,12 @@ _MILLISECOND_NS = 1_000_000
 
 
 class Retention(NamedTuple):
-    """The limits of history.
-
-    Attributes:
-        time_ns: the maximum age; 0 for no history.
-        bytes: the maximum size, of the newest messages; 0 for no limit.
-    """
+    """The limits of history."""
 
     time_ns: int = 0
+    """The maximum age; 0 for no history."""
     bytes: int = 0
+    """The maximum size, of the newest messages; 0 for no limit."""
 
     @classmethod
     def asked(cls, time_ns: int, bytes: int) -> Self:
@@ -100,12 +97,7 @@ class Watermarks(NamedTuple):
 
 
 class History:
-    """The history of one queue.
-
-    Args:
-        queue: the queue.
-        retention: its limits.
-    """
+    """The history of one queue."""
 
     def __init__(self, queue: QueueLog, retention: Retention) -> None:
         self.retention = retention
@@ -147,17 +139,14 @@ def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | 
 
 @dataclass(kw_only=True, slots=True)
 class RetentionSettings(TopicSettings):
-    """The operator's settings of retention.
-
-    Attributes:
-        retention: the history kept of a topic whose policy does not set it.
-        watermarks: the disk usage above which history is deleted earlier.
-        keep_emptied_ns: how long messages stay that were emptied from a channel.
-    """
+    """The operator's settings of retention."""
 
     retention: Retention = field(default_factory=Retention)
+    """The history kept of a topic whose policy does not set it."""
     watermarks: Watermarks = field(default_factory=Watermarks)
+    """The disk usage above which history is deleted earlier."""
     keep_emptied_ns: int = 0
+    """How long messages stay that were emptied from a channel."""
 
 
 class RetentionContext(TopicRegistry, Protocol):

@@ -28,7 +28,6 @@ class MaskedSource:
     """The source of a channel with voids of its own.
 
     Args:
-        topic: the topic.
         voids: as (first, end) offsets, rising and separate.
     """
 

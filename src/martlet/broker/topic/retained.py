@@ -105,12 +105,7 @@ class StagingContext(Protocol):
 
 
 class StagedQueue:
-    """A queue that messages are staged for; the base of implementations of `Retained`.
-
-    Args:
-        context: the broker.
-        queue: the queue.
-    """
+    """A queue that messages are staged for; the base of implementations of `Retained`."""
 
     def __init__(self, context: StagingContext, queue: QueueLog) -> None:
         self._staging = context
@@ -150,10 +145,8 @@ class HiddenTopic(StagedQueue):
     """The base of hidden topics; each of them is `Retained`.
 
     Args:
-        context: the broker.
         id: its number in the log.
         name: its name, which no topic of a client can have.
-        queue: its messages.
     """
 
     def __init__(self, context: StagingContext, id: int, name: str, queue: QueueLog) -> None:

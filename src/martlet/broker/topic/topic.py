@@ -68,10 +68,8 @@ class Topic(SingleQueueTopic):
     """A topic and its channels, at one of its queues.
 
     Args:
-        context: the broker.
         id: its number in the log.
         name: its name, which must be valid.
-        queue: its messages.
     """
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:

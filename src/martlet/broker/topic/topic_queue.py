@@ -35,12 +35,7 @@ _NO_OFFSETS = np.empty(0, np.uint64)
 
 
 class SingleQueueTopic(StagedQueue):
-    """The messages of one queue of a topic, and which of them its channels need.
-
-    Args:
-        context: the broker.
-        queue: the messages.
-    """
+    """The messages of one queue of a topic, and which of them its channels need."""
 
     def __init__(self, context: StagingContext, queue: QueueLog) -> None:
         super().__init__(context, queue)

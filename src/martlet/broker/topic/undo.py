@@ -38,9 +38,7 @@ class UnfinishedRun(NamedTuple):
 
     Attributes:
         first, end: their offsets, without the end.
-        attempts: the number of deliveries.
         due_ns: when they are to be delivered; 0 for at once.
-        failures: the number of failures.
     """
 
     first: int
@@ -51,19 +49,16 @@ class UnfinishedRun(NamedTuple):
 
 
 class EmptiedQueue(NamedTuple):
-    """The place of a channel in a queue before it was emptied.
-
-    Attributes:
-        queue: the queue's number.
-        offset: the first that was not delivered yet.
-        end_offset: the end of what was emptied.
-        unfinished: what was unfinished below `offset`, rising.
-    """
+    """The place of a channel in a queue before it was emptied."""
 
     queue: int
+    """The queue's number."""
     offset: int
+    """The first that was not delivered yet."""
     end_offset: int
+    """The end of what was emptied."""
     unfinished: tuple[UnfinishedRun, ...] = ()
+    """What was unfinished below `offset`, rising."""
 
     @property
     def lowest(self) -> int:

@@ -52,7 +52,6 @@ class Latency:
 
     Args:
         clock: nanoseconds since 1970.
-        window_ns: the length of the window.
     """
 
     def __init__(self, clock: Callable[[], int], window_ns: int) -> None:

@@ -260,32 +260,23 @@ def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One step in the history of one message.
-
-    Attributes:
-        time_ns: the time, to a millisecond.
-        channel: the channel's name.
-        step: the step.
-        consumer: the name of the consumer that held it; empty for none.
-        attempt: the number of the delivery; 0 if unknown.
-        delay_ms: the delay of its redelivery.
-        reason: the reason of a failure.
-    """
+    """One step in the history of one message."""
 
     time_ns: int
+    """The time, to a millisecond."""
     channel: str
     step: TraceStep
     consumer: str
+    """The name of the consumer that held it; empty for none."""
     attempt: int
+    """The number of the delivery; 0 if unknown."""
     delay_ms: int
+    """The delay of its redelivery."""
     reason: str
 
 
 class TraceChunk:
     """A parsed payload of a record.
-
-    Args:
-        payload: as it stands in the log.
 
     Raises BadRecord.
     """

@@ -87,7 +87,6 @@ class LogApi:
 
     Args:
         view: returns the state of the log at this moment. Raises HttpError where there is none.
-        folder: holds the log.
         replicas: returns the HTTP addresses of the broker's replicas; none of a broker without.
         is_standby: whether another replica is the primary.
     """
@@ -419,17 +418,13 @@ def _places(body: bytes) -> list[tuple[tuple[str, int, int], int, int]]:
 
 
 class CopiedState(NamedTuple):
-    """The state of a standby.
-
-    Attributes:
-        copy: its log.
-        recovery: the state of the broker, where that was built.
-        confirmed_position: every record before it is confirmed.
-    """
+    """The state of a standby."""
 
     copy: CopiedLog
     recovery: BrokerRecovery | None
+    """The state of the broker, where that was built."""
     confirmed_position: int
+    """Every record before it is confirmed."""
 
 
 def standby_routes(
@@ -443,7 +438,6 @@ def standby_routes(
     what it has told. Where that is not certain, it answers 503, and readers ask another replica.
 
     Args:
-        folder: holds its log.
         current: returns its state at this moment; None while this replica is no standby.
         replicas: returns the HTTP addresses of all replicas that are known.
     """

@@ -41,8 +41,6 @@ class HttpError(Exception):
     """The refusal of a request, such as ``{"message": "TOPIC_NOT_FOUND"}``.
 
     Args:
-        status: of the answer.
-        message: of the answer.
         fields: further fields of its JSON.
         plain: whether the answer is the bare message instead of JSON.
         headers: further headers of the answer.

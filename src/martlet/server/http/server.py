@@ -123,12 +123,10 @@ class HttpServer:
     """Serves HTTP on a listening socket.
 
     Args:
-        routes: the endpoints.
         operators: check that a client may use an endpoint; None if everyone may use all, but for
             changes by pages of other sites in a browser.
         https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
         on_input: called with each input that takes several rounds of the loop.
-        own_hosts: see `Request`.
     """
 
     def __init__(
@@ -164,11 +162,7 @@ class HttpServer:
         self._listener = Acceptor(self.connection, sock, f"{name} {shown(sock)}", tls)
 
     def connection(self, is_vouched_for: bool | None = None) -> web.RequestHandler:
-        """Return the protocol of a new connection.
-
-        Args:
-            is_vouched_for: see `Request`.
-        """
+        """Return the protocol of a new connection."""
         protocol = self._web()
         cast(_Protocol, protocol).on_input = self._on_input
         if self._https_port_instead is None:
@@ -185,7 +179,6 @@ class HttpServer:
         """Answer by other endpoints.
 
         Args:
-            routes: the endpoints.
             ends_requests: whether to close the connections with a request under way, after a
                 moment. The others go on: what is asked there is for the new endpoints.
         """

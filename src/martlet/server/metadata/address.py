@@ -18,7 +18,6 @@ def open_store(address: str, name: str) -> MetadataStore:
 
     Args:
         address: ``etcd:HOST:PORT,HOST:PORT`` or ``sqlite:PATH``.
-        name: of the replica set.
 
     Raises BadStoreAddress.
     """

@@ -31,7 +31,6 @@ class EtcdStore:
 
     Args:
         endpoints: ``HOST:PORT`` of its members, tried in turn.
-        name: of the replica set.
     """
 
     def __init__(self, endpoints: Sequence[str], name: str) -> None:

@@ -49,7 +49,6 @@ class SqliteStore:
 
     Args:
         path: the file; it is made where it is not there.
-        name: of the replica set.
         clock_ns: the machine's monotonic clock.
         boot_id: of this boot of the machine.
     """

@@ -49,14 +49,12 @@ class LinkOwner(Protocol):
     """The process at one end of the connections.
 
     What it keeps of a frame's body it copies: the next bytes are received into the same buffer.
-
-    Attributes:
-        links: those that have sent a frame, or that this process has opened.
-        strangers: those accepted that have not, oldest first.
     """
 
     links: set[ReplicaLink]
+    """The links that have sent a frame, or that this process has opened."""
     strangers: dict[ReplicaLink, None]
+    """The accepted links that have not, oldest first."""
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
@@ -75,9 +73,6 @@ class ReplicaLink(asyncio.BufferedProtocol):
     """One end of a connection: `martlet.replica.shipping.Link`.
 
     Args:
-        owner: is called for what arrives.
-        trust: how replicas know each other.
-        log: the destination of log lines.
         is_acceptor: whether the other end has connected.
     """
 
@@ -307,11 +302,6 @@ def hand_to(
 
 async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink]) -> ReplicaLink:
     """Connect to a replica at ``HOST:PORT``.
-
-    Args:
-        address: of the replica.
-        trust: how replicas know each other.
-        make: makes this end.
 
     Raises:
         ConnectionRefusedError: nothing listens there.

@@ -40,7 +40,6 @@ class _StoreUse:
 
     Args:
         doing: what is done, for log lines.
-        log: the destination of log lines.
     """
 
     def __init__(self, doing: str, log: logging.Logger) -> None:
@@ -72,11 +71,8 @@ class SetMembership:
     """A replica's dealings with the metadata store.
 
     Args:
-        options: of the broker and the replica.
-        store: the metadata store.
         instance: a random name of this process.
         ended: done when the replica is to stop; it ends all waiting.
-        log: the destination of log lines.
 
     Attributes:
         waits_for: why there is no replica yet.
@@ -257,8 +253,6 @@ class SetMembership:
         """Renew the presence of a replica.
 
         Args:
-            replica: the replica.
-            now_ns: its time.
             began_s: when its epoch began, in seconds since 1970; 0 where it serves no clients.
         """
         options = self._options

@@ -91,10 +91,7 @@ class ReplicaNode:
     """A replica with its files, sockets and timers: `martlet.replica.replica.ReplicaHost`.
 
     Args:
-        options: of the broker and the replica.
-        store: the metadata store.
         ports: has the ports of clients, which outlast a node.
-        log: the destination of log lines.
         is_first: whether no other node has run in this process.
     """
 

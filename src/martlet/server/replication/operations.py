@@ -31,7 +31,6 @@ class Operations:
     """The operations on one replica set.
 
     Args:
-        store: its metadata store.
         timeout_s: how long replicas are waited for, in seconds.
     """
 
@@ -52,7 +51,6 @@ class Operations:
         """Make the replica set of running replicas, from the log of the first one.
 
         Args:
-            names: of all replicas.
             copies: how many must have a message; a majority where it is None.
             min_in_sync: messages are refused while fewer are in sync; `copies` where it is None.
 

@@ -46,10 +46,6 @@ _USEFUL_S = 10.0
 class ReplicaProcess:
     """A replica, from the start of its process until `stop`.
 
-    Args:
-        options: of the broker and the replica.
-        log: the destination of log lines.
-
     Raises:
         OSError: an address or a file of the options cannot be used.
         OptionError: an option is no address of a lookup daemon, or of a metadata store.

@@ -21,9 +21,6 @@ _Key = tuple[object, ...]
 class RepeatedLines(logging.Filter):
     """Drops a line that is like another one but for the port of an address, and counts it. An
     address is an argument as sockets have it, a tuple, and is logged as ``HOST:PORT``.
-
-    Args:
-        clock: in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

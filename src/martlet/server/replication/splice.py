@@ -127,9 +127,6 @@ async def open_splice(
     """Connect to the primary, for the bytes of one client.
 
     Args:
-        finder: knows who is primary.
-        log: the destination of log lines.
-        client: its address.
         kind: 0 for NSQ's protocol, else `CLIENT_SPEAKS_HTTP` or `CLIENT_IS_OPERATOR`.
         is_operator: of NSQ's protocol, whether the client is an operator by its connection.
 
@@ -162,12 +159,7 @@ async def open_splice(
 
 
 class SplicedConnection(_Pipe):
-    """The connection of a client of a standby.
-
-    Args:
-        finder: knows who is primary.
-        log: the destination of log lines.
-    """
+    """The connection of a client of a standby."""
 
     def __init__(self, finder: ReplicaProcess, log: logging.Logger) -> None:
         self._finder = finder

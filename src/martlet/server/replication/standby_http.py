@@ -98,7 +98,6 @@ class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
     """The endpoints of a standby: its own, and any other one as the primary answers it.
 
     Args:
-        own: its own.
         of_node: returns those of the node that runs when a request comes.
         forward: answers any other request.
     """
@@ -126,7 +125,6 @@ class Forwarder:
         connect: opens a connection to the primary for a request, and returns it with the primary's
             epoch. Its argument says whether the client was checked to be an operator.
         is_primary: returns whether this replica has become it.
-        max_body_bytes: the maximum of a body.
     """
 
     def __init__(
@@ -264,7 +262,6 @@ def own_routes(
 
     Args:
         status: returns that of the node that runs.
-        lag: that of the event loop.
         started_at_s: when the process started, in seconds since 1970.
         forward: answers a request as the primary does.
     """

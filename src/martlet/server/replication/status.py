@@ -38,9 +38,6 @@ class AddressBook:
 
     A dead replica announces nothing. With this, readers that list the replicas learn that a silent
     address is no other broker's.
-
-    Args:
-        storage: of the data folder.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -77,11 +74,7 @@ _MILLISECOND_NS = 1_000_000
 
 
 class ReplicaStatus:
-    """The state of a replica, to show: `martlet.server.observability.replication.Replication`.
-
-    Args:
-        node: the replica.
-    """
+    """The state of a replica, to show: `martlet.server.observability.replication.Replication`."""
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node = node

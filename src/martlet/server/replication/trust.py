@@ -140,7 +140,6 @@ class SecretHandshake:
     """One end of the handshake.
 
     Args:
-        secret: the shared one.
         is_acceptor: whether the other end has connected.
     """
 

@@ -66,16 +66,7 @@ _GONE: Mapping[str, list[object]] = {"messages": []}
 
 
 class HttpApi:
-    """Plain HTTP for any language.
-
-    Args:
-        broker: has the topics.
-        options: the limits.
-        publisher: publishes messages.
-        leases: the messages that clients have.
-        guard: checks what clients may do.
-        commits: knows when an answer may be given.
-    """
+    """Plain HTTP for any language."""
 
     def __init__(
         self,
@@ -292,8 +283,6 @@ class HttpApi:
         """Acknowledge messages. Returns the answer.
 
         Args:
-            channel: of the messages.
-            receipts: those of the request.
             acknowledge: acknowledges by one receipt.
             shown_as: the field for what that returns; empty for none.
         """

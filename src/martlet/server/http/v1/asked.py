@@ -64,8 +64,6 @@ def seconds(value: object, name: str, limits: tuple[float, float], flag: str = "
     """Return a number of seconds within limits, given as a number or as text. Raises HttpError.
 
     Args:
-        value: as received.
-        name: its name.
         limits: the least and the greatest.
         flag: the broker's flag for the greatest, if there is one.
     """
@@ -109,7 +107,6 @@ def json_fields(data: bytes, what: str) -> dict[str, object]:
     HttpError.
 
     Args:
-        data: the JSON.
         what: names the object in errors.
     """
     try:

@@ -27,7 +27,6 @@ class HttpGuard:
 
     Args:
         servers: the auth servers; None if every client may do everything.
-        log: takes failures.
     """
 
     def __init__(self, servers: AuthServers | None, log: logging.Logger) -> None:

@@ -120,21 +120,16 @@ class ChannelDeleted(Exception):
 
 
 class LeasedMessage(NamedTuple):
-    """A message of an answer.
-
-    Attributes:
-        stored_at_ns: its timestamp.
-        attempts: deliveries so far.
-        message_id: 16 hexadecimal digits.
-        body: its bytes.
-        properties: packed; empty for none.
-    """
+    """A message of an answer."""
 
     stored_at_ns: int
     attempts: int
+    """Deliveries so far."""
     message_id: bytes
+    """16 hexadecimal digits."""
     body: bytes
     properties: bytes
+    """Packed; empty for none."""
 
 
 class ReceivingClient:
@@ -145,10 +140,7 @@ class ReceivingClient:
     Args:
         number: of the lease.
         channel: the channel at all queues.
-        options: of the broker.
-        remote_address: of the HTTP client.
         user_agent: as it sent it.
-        now_ns: the time.
     """
 
     state = ParserState.SUBSCRIBED
@@ -248,13 +240,7 @@ def _messages(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[Leas
 
 
 class Leases:
-    """All leases of a broker.
-
-    Args:
-        broker: has the channels.
-        commits: waits for replicas.
-        options: the limits.
-    """
+    """All leases of a broker."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit, options: BrokerOptions) -> None:
         self._broker = broker
@@ -385,7 +371,6 @@ class Leases:
         """End the lease of a client that is gone: its messages go to others, without a failure.
 
         Args:
-            client: the client.
             messages: those that `lease` has returned.
             sent: whether it may have got some of the answer.
         """
@@ -426,8 +411,6 @@ class Leases:
         """Acknowledge a message.
 
         Args:
-            channel: of the message.
-            text: the receipt.
             act: acknowledges for the consumer of a client, by the place of the message.
             finishes: whether `act` finishes it; then the lease may have ended, unless the message
                 was delivered again.

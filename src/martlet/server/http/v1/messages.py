@@ -100,37 +100,27 @@ _TARGET = ("order_key", "priority", "queue")
 
 
 class AskedMessage(NamedTuple):
-    """A message to publish, checked.
-
-    Attributes:
-        body: its bytes.
-        entry: its packed properties.
-        target: the fields that choose its queue.
-        at_ns: when to deliver it; 0 for now.
-    """
+    """A message to publish, checked."""
 
     body: bytes
     entry: bytes
     target: CallArguments
+    """The fields that choose its queue."""
     at_ns: int
+    """When to deliver it; 0 for now."""
 
 
 @dataclass
 class StoredRun:
-    """Messages that were stored together.
-
-    Attributes:
-        queue: of the topic.
-        offset: of the first; None for messages that wait for their time.
-        first_id: the id of the first.
-        count: how many there are.
-        receipt: of the commit.
-    """
+    """Messages that were stored together."""
 
     queue: int
     offset: int | None
+    """The offset of the first; None for messages that wait for their time."""
     first_id: int
+    """The id of the first."""
     count: int
+    """How many there are."""
     receipt: Receipt
 
     def places(self) -> Iterator[dict[str, object]]:
@@ -147,9 +137,7 @@ class MessagePublisher:
     """Publishes the messages of requests.
 
     Args:
-        broker: stores them.
         commits: answers once the flush mode's promise holds.
-        options: the limits.
         replication: tells of other replicas, where there are any.
     """
 

@@ -27,24 +27,19 @@ MAX_ERROR = 1000
 
 @dataclass(frozen=True)
 class HttpOperation:
-    """An operation.
-
-    Attributes:
-        name: its id.
-        summary: what it does.
-        query: the schema of each argument in the query.
-        bodies: the schema of the body, by media type.
-        answer: the schema of the answer.
-        refusals: what each other status means.
-        method: of the request.
-    """
+    """An operation."""
 
     name: str
+    """The operation's id."""
     summary: str
     answer: Schema
+    """The schema of the answer."""
     query: Mapping[str, Schema] = field(default_factory=dict)
+    """The schema of each argument in the query."""
     bodies: Mapping[str, Schema] = field(default_factory=dict)
+    """The schema of the body, by media type."""
     refusals: dict[int, str] = field(default_factory=dict)
+    """The meaning of each other status."""
     method: str = "POST"
 
 
