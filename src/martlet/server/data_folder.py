@@ -112,7 +112,7 @@ class DataFolder:
     """Absolute."""
     storage: DiskStorage
     broker_id: str
-    """The folder's name (`martlet.server.data_folder`)."""
+    """The folder's name (`broker_identity`)."""
     keys: KeyIndexer
     """Builds the indexes of its messages' keys."""
     run: str = ""

@@ -11,7 +11,7 @@ time::
 
 Before an answer is sent, the journal has the channel's cursor. So a broker that is killed knows
 afterwards which messages it had delivered how often, and a receipt stays valid until the message is
-delivered again (see `martlet.server.http.v1.leases`).
+delivered again (see `LeaseReceipt`).
 
 A client that is gone before its answer gave nothing to do: its messages go to others at once. That
 is no failure, and no attempt where none of the answer was sent.
