@@ -52,6 +52,15 @@ _MAX_FILE_BYTES = 1 << 16
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """What RFC 6750 allows."""
 _HOW = "make one with `openssl rand -hex 32`"
+PROXIED = ("Forwarded", "X-Forwarded-For")
+"""The headers by which a proxy names the client that it has."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Those that change nothing."""
+ADMIN_AGENT = "martlet-admin"
+"""The `User-Agent` of the Admin client, and so of the admin page."""
+_HOST = re.compile(r"(?:\[([^\[\]@/]*)\]|([^\[\]@/:]*))(?::[0-9]*)?")
+_SAME_SITE = frozenset({"same-origin", "none"})
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_tokens(path: str, setting: str = f"--{TOKEN_FLAG}") -> tuple[str, ...]:
@@ -161,16 +170,6 @@ def token_headers(path: str, setting: str = f"--{TOKEN_FLAG}") -> dict[str, str]
     return {"Authorization": SCHEME + read_tokens(path, setting)[0]} if path else {}
 
 
-PROXIED = ("Forwarded", "X-Forwarded-For")
-"""The headers by which a proxy names the client that it has."""
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Those that change nothing."""
-ADMIN_AGENT = "martlet-admin"
-"""The `User-Agent` of the Admin client, and so of the admin page."""
-_HOST = re.compile(r"(?:\[([^\[\]@/]*)\]|([^\[\]@/:]*))(?::[0-9]*)?")
-_SAME_SITE = frozenset({"same-origin", "none"})
-
-
 def host_of(host: str) -> str:
     """Return the host of ``host:port``, without brackets, in lower case; all of what is neither."""
     found = _HOST.fullmatch(host)
@@ -214,9 +213,6 @@ def is_of_other_site(headers: Mapping[str, str], host: str) -> bool:
         return urlsplit(origin).netloc.lower() != host.lower()
     except ValueError:
         return True
-
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def load_aiohttp() -> None:

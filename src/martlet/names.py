@@ -22,6 +22,14 @@ ID_PATTERN = "[0-9a-f]{16}"
 ID_RULE = "an id has 16 hexadecimal digits"
 _ID = re.compile(ID_PATTERN)
 _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+_MAX_BYTES = 1 << 20
+"""The memory that one pattern may take, compiled and matching."""
+_MAX_SHOWN = 200
+_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
+PUBLISH_AGAIN = "publish again"
+"""How the reason ends for which a broker refuses messages until its next primary, which is there in
+a moment, takes them. NSQ's protocol has one code for all reasons not to store.
+"""
 
 
 def is_valid_name(name: str) -> bool:
@@ -44,12 +52,6 @@ def is_ephemeral(name: str) -> bool:
 def is_message_id(text: str) -> bool:
     """Whether it is an id of a message."""
     return _ID.fullmatch(text) is not None
-
-
-_MAX_BYTES = 1 << 20
-"""The memory that one pattern may take, compiled and matching."""
-_MAX_SHOWN = 200
-_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 
 
 class BadPattern(ValueError):
@@ -90,12 +92,6 @@ def compile_pattern(text: str) -> Pattern:
     except UnicodeEncodeError:
         raise BadPattern("it is not text in UTF-8") from None
     return compiled
-
-
-PUBLISH_AGAIN = "publish again"
-"""How the reason ends for which a broker refuses messages until its next primary, which is there in
-a moment, takes them. NSQ's protocol has one code for all reasons not to store.
-"""
 
 
 class PutStatus(StrEnum):

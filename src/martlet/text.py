@@ -39,6 +39,9 @@ for _exponent, _letter in enumerate("kmgt", start=1):
     _SIZES[_letter] = _SIZES[_letter + "ib"] = 1024**_exponent
     _SIZES[_letter + "b"] = 1000**_exponent
 _SIZE = re.compile(r"(?:(\d++)\.?(\d*+)|\.(\d++))\s*([a-z]*)", re.ASCII)
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_ESCAPED = {letter: f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+"""Letters that mean something in HTML and JavaScript."""
 
 
 def parse_duration(text: str) -> int:
@@ -170,11 +173,6 @@ def _is_hidden(character: str) -> bool:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-_ESCAPED = {letter: f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
-"""Letters that mean something in HTML and JavaScript."""
 
 
 def go_json(value: object) -> str:

@@ -25,6 +25,13 @@ _HTTP_PORTS = {BROKER: 4151, LOOKUP_DAEMON: 4161}
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
 """How HTTP clients quote NSQ's answer: the error's name, or its size if the name arrived later."""
+CLIENT_LOG = logging.getLogger("martlet.client")
+FIRST_INTERVAL_S = 10.0
+MAX_INTERVAL_S = 600.0
+MAX_REASONS = 4
+"""How many reasons are logged at once in one outage; failures for further reasons are only
+counted.
+"""
 
 
 def reason(error: OSError, server: str = BROKER) -> str:
@@ -85,15 +92,6 @@ def is_tcp_port(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
-
-
-CLIENT_LOG = logging.getLogger("martlet.client")
-FIRST_INTERVAL_S = 10.0
-MAX_INTERVAL_S = 600.0
-MAX_REASONS = 4
-"""How many reasons are logged at once in one outage; failures for further reasons are only
-counted.
-"""
 
 
 class Outage:

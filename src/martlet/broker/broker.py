@@ -56,6 +56,11 @@ from martlet.log.storage import Segment
 from martlet.names import is_valid_name
 from martlet.properties.model import NORMAL_PRIORITY
 
+MAX_SCRATCH = 8
+"""The maximum number of batches kept for reuse."""
+BIG_SCRATCH_BYTES = 1 << 22
+"""A scratch buffer larger than this is not kept for reuse."""
+
 
 @dataclass(kw_only=True, slots=True)
 class BrokerSettings(RetentionSettings):
@@ -72,12 +77,6 @@ class BrokerSettings(RetentionSettings):
     """Called with messages that are no longer readable: topic, channel, first offset, end offset,
     reason.
     """
-
-
-MAX_SCRATCH = 8
-"""The maximum number of batches kept for reuse."""
-BIG_SCRATCH_BYTES = 1 << 22
-"""A scratch buffer larger than this is not kept for reuse."""
 
 
 class Unconfirmed(NamedTuple):

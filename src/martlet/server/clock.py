@@ -39,6 +39,9 @@ STEP_NS = 1_000_000_000
 _NEVER_NS = 1 << 62
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The monotonic clock of Linux stands still while the machine is suspended."""
+SLICE_NS = 2 * MILLISECOND_NS
+_GRACE_S = 0.1
+"""After a pause nothing times out for this long."""
 
 
 def elapsed_ns() -> int:
@@ -92,9 +95,6 @@ class Clock:
         return step_ns
 
 
-SLICE_NS = 2 * MILLISECOND_NS
-
-
 class TimeSlice:
     """The time slices of one job; the first begins at once.
 
@@ -117,10 +117,6 @@ class TimeSlice:
         if perf_counter_ns() > self._until_ns:
             await asyncio.sleep(0)
             self._until_ns = perf_counter_ns() + SLICE_NS
-
-
-_GRACE_S = 0.1
-"""After a pause nothing times out for this long."""
 
 
 class DueTimer:

@@ -20,6 +20,24 @@ from martlet.text import readable_size
 
 IDENTITY_NAME = "broker.json"
 VERSION = 1
+_FLAG = "--data-path"
+_OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
+_NO_FOLDER = f"a file is where a folder has to be: move it away, or give another {_FLAG}"
+_NOT_ALLOWED = (
+    f"let the user that runs the broker write there (chown, chmod), or give another {_FLAG}"
+)
+_WAYS_OUT = {
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
+    errno.ENOSPC: f"its disk is full: free some space, or give another {_FLAG}",
+}
+_SEGMENTS_TO_RUN = 2
+"""One that is written, and one in reserve for the journal."""
+_SEGMENTS_TO_GROW = 3
+"""With one that messages go on in while consumers have not finished those of the first."""
 
 
 class WrongVersion(OSError):
@@ -76,28 +94,6 @@ def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) ->
     if "unfinished" in found and not to_finish:
         raise Unfinished(str(found["unfinished"]))
     return name
-
-
-_FLAG = "--data-path"
-_OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
-_NO_FOLDER = f"a file is where a folder has to be: move it away, or give another {_FLAG}"
-_NOT_ALLOWED = (
-    f"let the user that runs the broker write there (chown, chmod), or give another {_FLAG}"
-)
-_WAYS_OUT = {
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
-    errno.ENOSPC: f"its disk is full: free some space, or give another {_FLAG}",
-}
-
-
-_SEGMENTS_TO_RUN = 2
-"""One that is written, and one in reserve for the journal."""
-_SEGMENTS_TO_GROW = 3
-"""With one that messages go on in while consumers have not finished those of the first."""
 
 
 class NsqdData(OSError):

@@ -28,6 +28,9 @@ from martlet.broker.errors import Conflict
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 
 _KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
+_CHANGEABLE = frozenset({"tags", "filter"})
+"""Fields that a consumer may set although another consumer had set them before."""
+_DEFAULT = ChannelPolicy()
 
 
 def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
@@ -62,11 +65,6 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
         raise BadPolicy(f"kind: {what} is ephemeral, and a group keeps its offsets")
     if channel.group is None and channel.all_queues.consumers:
         raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")
-
-
-_CHANGEABLE = frozenset({"tags", "filter"})
-"""Fields that a consumer may set although another consumer had set them before."""
-_DEFAULT = ChannelPolicy()
 
 
 def wished(channel: Channel, wish: Mapping[str, object]) -> ChannelPolicy:

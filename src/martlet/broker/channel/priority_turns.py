@@ -44,6 +44,10 @@ MAX_PASSED = 500
 """After this number of messages of higher priorities, a lower one that has messages gets a turn."""
 TURN = 5
 """The maximum number of messages of such a turn: 1 % of what passed it."""
+ROUND = 100
+"""Of so many times that the limit lets messages go, one is a lower priority's: 1 %, as without a
+limit.
+"""
 
 
 def highest_first(parts: Iterable[Channel]) -> list[Channel]:
@@ -186,12 +190,6 @@ class PriorityTurns:
             if level.passed >= MAX_PASSED:
                 return level, min(room, TURN)
         return highest, min([room, *(MAX_PASSED - level.passed for level in lower)])
-
-
-ROUND = 100
-"""Of so many times that the limit lets messages go, one is a lower priority's: 1 %, as without a
-limit.
-"""
 
 
 class ChannelRate(RateLimit):

@@ -42,6 +42,14 @@ from martlet.broker.errors import Conflict, NotAMember, TooMany
 from martlet.broker.queue.crash_charges import StartedRange
 from martlet.broker.schedule import Schedule
 
+MAX_MEMBERS = 1000
+"""The maximum number of members of a group."""
+CUSTOM = "custom:"
+"""The prefix of a strategy that only members know."""
+PLAN_NS = 10_000_000_000
+ORPHAN_NS = 1_000_000_000
+_MILLISECOND_NS = 1_000_000
+
 
 @dataclass(slots=True, eq=False)
 class GroupConsumer:
@@ -102,15 +110,6 @@ class Holding:
     """The generation in which it got the queue."""
     until_ns: int | None = None
     """When it loses a revoked queue at the latest; None if not revoked."""
-
-
-MAX_MEMBERS = 1000
-"""The maximum number of members of a group."""
-CUSTOM = "custom:"
-"""The prefix of a strategy that only members know."""
-PLAN_NS = 10_000_000_000
-ORPHAN_NS = 1_000_000_000
-_MILLISECOND_NS = 1_000_000
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from martlet.broker.tracing.recorder import TraceRecorder
     from martlet.log.index import Index, IndexEntry
 
+NEVER_NS = 1 << 62
+_ROWS_AT_ONCE = 4096
+_MAX_ROWS = 1 << 18
+"""How many rows of deferred messages are searched for one behind them that is not deferred."""
+
 
 class ChannelContext(BrokerContext, Protocol):
     """The broker's services for a channel."""
@@ -191,9 +196,6 @@ class ChannelState:
         return self.delivered_before + sum(c.message_count for c in self.consumers)
 
 
-NEVER_NS = 1 << 62
-
-
 class MovingMessages:
     """The messages of a channel at one queue that are moving to another topic.
 
@@ -245,11 +247,6 @@ class MovingMessages:
         assert self.consumer.in_flight_count >= 0
         self._state.moved()
         self._pump()
-
-
-_ROWS_AT_ONCE = 4096
-_MAX_ROWS = 1 << 18
-"""How many rows of deferred messages are searched for one behind them that is not deferred."""
 
 
 def oldest_age_ns(channel: ChannelState) -> int:

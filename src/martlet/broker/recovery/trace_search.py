@@ -53,6 +53,8 @@ from martlet.properties.model import NONE, Properties
 if TYPE_CHECKING:
     from pathlib import Path
 
+_NO_INDEX = IndexRecord(0, 0, 0)
+
 
 @dataclass
 class Standing:
@@ -113,9 +115,6 @@ class TraceResult:
     """Whether the log has any history of their topics' messages."""
     log_since_ns: int
     """When the oldest segment was begun."""
-
-
-_NO_INDEX = IndexRecord(0, 0, 0)
 
 
 class TraceNotFound(Exception):

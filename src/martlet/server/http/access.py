@@ -46,6 +46,7 @@ OLD_TLS = frozenset({"SSLv3", "TLSv1", "TLSv1.1"})
 """Versions too weak for operators; ``--tls-min-version`` may allow them to others, as in nsqd."""
 _MAX_SHOWN = 100
 """The characters of a host that an error shows."""
+V1 = "/v1/topics/"
 
 
 class Access(Enum):
@@ -265,9 +266,6 @@ def _denied(status: int, message: str) -> HttpError:
 
     headers = {"WWW-Authenticate": SCHEME.strip()} if status == 401 else {}
     return HttpError(status, message, headers=headers)
-
-
-V1 = "/v1/topics/"
 
 
 def route_of(path: str) -> str:

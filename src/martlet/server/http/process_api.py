@@ -24,6 +24,8 @@ from martlet.server.http.response import TEXT, respond
 from martlet.server.observability.metrics import BrokerMetrics
 from martlet.server.observability.prometheus import CONTENT_TYPE
 
+_DECIMAL = re.compile(r"[+-]?[0-9]+")
+
 
 class HealthApi:
     """The endpoints over a broker or a standby.
@@ -63,9 +65,6 @@ class MetricsApi:
         """Answer all metrics in Prometheus's text format."""
         text = await self._metrics.text()
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
-
-
-_DECIMAL = re.compile(r"[+-]?[0-9]+")
 
 
 class DebugApi:

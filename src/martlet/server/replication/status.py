@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from martlet.server.replication.node import ReplicaNode
 
 ADDRESSES_NAME = "addresses.json"
+Report = dict[str, Any]
+_ROLES = ("primary", "candidate", "standby", "waiting")
+_MILLISECOND_NS = 1_000_000
 
 
 class ClientAddresses(NamedTuple):
@@ -66,11 +69,6 @@ class AddressBook:
             self._known = known
             with suppress(OSError):  # It is known until this process ends.
                 self._storage.replace(ADDRESSES_NAME, json.dumps(known).encode())
-
-
-Report = dict[str, Any]
-_ROLES = ("primary", "candidate", "standby", "waiting")
-_MILLISECOND_NS = 1_000_000
 
 
 class ReplicaStatus:

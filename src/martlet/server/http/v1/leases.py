@@ -49,6 +49,18 @@ _PATTERN = re.compile(
     r"1-([0-9a-f]{1,16})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-([0-9a-f]{16})-([0-9a-f]{1,16})-"
     r"([0-9a-f]{1,8})"
 )
+MAX_ANSWER_BYTES = 8 << 20
+"""The limit of all bodies in one answer; a single message may be larger."""
+MAX_POLLS = 1000
+"""The maximum number of receives that wait for messages, of a broker."""
+MAX_LEASED = 10_000
+"""The maximum number of messages of a channel that clients over HTTP may have."""
+_CONFIRM_S = 1.0
+"""How long an answer waits until replicas know of the delivery."""
+_GRACE_S = 0.005
+"""The time after the end of a lease at which the core has handled it."""
+_HEAD = struct.Struct(">II")
+_MESSAGE = struct.Struct(">8xqH16s")
 
 
 class BadReceipt(ValueError):
@@ -95,20 +107,6 @@ class LeaseReceipt(NamedTuple):
             raise BadReceipt("it is no receipt: send the text 'receipt' of a received message")
         epoch, lease, channel = (int(match[number], 16) for number in (1, 2, 3))
         return cls(epoch, lease, channel, match[4].encode(), int(match[5], 16), int(match[6], 16))
-
-
-MAX_ANSWER_BYTES = 8 << 20
-"""The limit of all bodies in one answer; a single message may be larger."""
-MAX_POLLS = 1000
-"""The maximum number of receives that wait for messages, of a broker."""
-MAX_LEASED = 10_000
-"""The maximum number of messages of a channel that clients over HTTP may have."""
-_CONFIRM_S = 1.0
-"""How long an answer waits until replicas know of the delivery."""
-_GRACE_S = 0.005
-"""The time after the end of a lease at which the core has handled it."""
-_HEAD = struct.Struct(">II")
-_MESSAGE = struct.Struct(">8xqH16s")
 
 
 class ReceiveRefused(Exception):

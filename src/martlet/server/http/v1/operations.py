@@ -27,6 +27,58 @@ MIN_VISIBILITY_S = 0.1
 MAX_RECEIPTS = 1000
 MAX_ERROR = 1000
 """The maximum number of characters of an error text."""
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "integer", "minimum": 0}
+_ID: Schema = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+_PLACE: Mapping[str, Schema] = {
+    "queue": _NUMBER,
+    "offset": {
+        "type": ["integer", "null"],
+        "description": "null for a message that waits for its time",
+    },
+    "id": _ID,
+}
+_STATUS: Schema = {"type": "string", "enum": [each.value for each in PutStatus]}
+_SHOWN = ("tag", "keys", "headers", "order_key", "priority", "body", "body_base64")
+_RECEIPTS: Schema = {
+    "type": "array",
+    "items": _TEXT,
+    "minItems": 1,
+    "maxItems": MAX_RECEIPTS,
+    "description": "of received messages",
+}
+_REASON: Schema = {
+    "type": "string",
+    "maxLength": MAX_ERROR,
+    "description": "why the message failed, for the dead letter",
+}
+_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
+VISIBILITY: dict[str, Any] = {
+    "type": "number",
+    "minimum": MIN_VISIBILITY_S,
+    "description": "seconds until a message that is not acknowledged is delivered again; the"
+    " maximum is --max-msg-timeout",
+}
+_REFUSED = {
+    400: "a wrong argument or body",
+    503: "the broker takes no writes, or a limit is reached",
+}
+_BODY = {413: "the body is too large", 415: "the body has another media type"}
+_MISSING = {404: "there is no such topic or channel"}
+_NONE_DONE = {409: "no receipt was acknowledged: the results say why"}
+_CHANNEL = "/v1/topics/:topic/channels/:channel"
+_NAME = {"type": "string", "pattern": "^[.a-zA-Z0-9_-]+$", "maxLength": MAX_NAME_LENGTH}
+# An #ephemeral topic takes messages, as replies to requests; a receive from it is refused.
+_PUBLISHED = _NAME | {"pattern": "^[.a-zA-Z0-9_-]+(#ephemeral)?$"}
+_ERROR = {
+    "type": "object",
+    "properties": {"message": {"type": "string"}},
+    "required": ["message"],
+}
+_OF_ALL = {
+    401: "the broker wants a secret: see --auth-http-address",
+    403: "the secret does not allow it, or a web page of another site asks",
+}
 
 
 @dataclass(frozen=True)
@@ -57,18 +109,6 @@ def _object(fields: Mapping[str, Any], *required: str, **more: Any) -> Schema:
     }
 
 
-_TEXT: Schema = {"type": "string"}
-_NUMBER: Schema = {"type": "integer", "minimum": 0}
-_ID: Schema = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
-_PLACE: Mapping[str, Schema] = {
-    "queue": _NUMBER,
-    "offset": {
-        "type": ["integer", "null"],
-        "description": "null for a message that waits for its time",
-    },
-    "id": _ID,
-}
-_STATUS: Schema = {"type": "string", "enum": [each.value for each in PutStatus]}
 _MESSAGE = _object(FIELDS, oneOf=[{"required": ["body"]}, {"required": ["body_base64"]}])
 _STORED: Schema = {
     "oneOf": [
@@ -89,7 +129,6 @@ _STORED: Schema = {
         ),
     ]
 }
-_SHOWN = ("tag", "keys", "headers", "order_key", "priority", "body", "body_base64")
 _RECEIVED = _object(
     {
         "messages": {
@@ -140,33 +179,6 @@ _RESULTS = _object(
     },
     "results",
 )
-_RECEIPTS: Schema = {
-    "type": "array",
-    "items": _TEXT,
-    "minItems": 1,
-    "maxItems": MAX_RECEIPTS,
-    "description": "of received messages",
-}
-_REASON: Schema = {
-    "type": "string",
-    "maxLength": MAX_ERROR,
-    "description": "why the message failed, for the dead letter",
-}
-_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
-VISIBILITY: dict[str, Any] = {
-    "type": "number",
-    "minimum": MIN_VISIBILITY_S,
-    "description": "seconds until a message that is not acknowledged is delivered again; the"
-    " maximum is --max-msg-timeout",
-}
-
-_REFUSED = {
-    400: "a wrong argument or body",
-    503: "the broker takes no writes, or a limit is reached",
-}
-_BODY = {413: "the body is too large", 415: "the body has another media type"}
-_MISSING = {404: "there is no such topic or channel"}
-_NONE_DONE = {409: "no receipt was acknowledged: the results say why"}
 
 
 def _acknowledgement(name: str, summary: str, **fields: Schema) -> HttpOperation:
@@ -179,7 +191,6 @@ def _acknowledgement(name: str, summary: str, **fields: Schema) -> HttpOperation
     )
 
 
-_CHANNEL = "/v1/topics/:topic/channels/:channel"
 OPERATIONS: Mapping[str, HttpOperation] = {
     "/v1/topics/:topic/messages": HttpOperation(
         "publish",
@@ -231,20 +242,6 @@ OPERATIONS: Mapping[str, HttpOperation] = {
     ),
 }
 """Every operation, by its path."""
-
-
-_NAME = {"type": "string", "pattern": "^[.a-zA-Z0-9_-]+$", "maxLength": MAX_NAME_LENGTH}
-# An #ephemeral topic takes messages, as replies to requests; a receive from it is refused.
-_PUBLISHED = _NAME | {"pattern": "^[.a-zA-Z0-9_-]+(#ephemeral)?$"}
-_ERROR = {
-    "type": "object",
-    "properties": {"message": {"type": "string"}},
-    "required": ["message"],
-}
-_OF_ALL = {
-    401: "the broker wants a secret: see --auth-http-address",
-    403: "the secret does not allow it, or a web page of another site asks",
-}
 
 
 @cache
