@@ -34,6 +34,8 @@ MAX_CHOSEN = 500
 """The maximum of topics or messages in one form."""
 _MAX_S = 5.0
 """The time for the pages of a list."""
+_UNSET = ("", "0", "false", "no", "off")
+"""What a flag of a form is, where it is not set."""
 _MAX_NUMBER = (1 << 63) - 1
 _MAX_DIGITS = 19
 _DATE = re.compile(r"\d{4}-")
@@ -148,7 +150,7 @@ class Inputs:
         if isinstance(kind, inspect.CollectionType):
             return self.ids(name) if self.text("chosen") else None
         if isinstance(kind, inspect.BoolType):
-            return bool(self.text(name)) or None
+            return self.text(name).lower() not in _UNSET or None
         if isinstance(kind, inspect.IntType):
             if self.text(name):
                 return self.number(name)

@@ -31,7 +31,10 @@ class Place:
         self.lookup = lookup
         self.brokers = brokers
         self.urls = [f"http://{each.http_address}" for each in brokers]
-        self.named = [f"--nsqd-http-address={each.http_address}" for each in brokers]
+        self.named = [
+            *(f"--nsqd-http-address={each.http_address}" for each in brokers),
+            "--http-client-request-timeout=60s",  # A busy machine answers late.
+        ]
         self.found = f"--lookupd-http-address={lookup.http_address}"
 
     def know(self, topic: str) -> list[Any]:

@@ -21,7 +21,12 @@ from martlet.client.admin.noun import Noun
 from martlet.client.sync.admin import _SyncNoun
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS
-from martlet.schema.dead_letters import DeadLetterMessage, DeadLetters, ShowDeadLetters
+from martlet.schema.dead_letters import (
+    DeadLetterMessage,
+    DeadLetters,
+    PurgeDeadLetters,
+    ShowDeadLetters,
+)
 from martlet.schema.kinds import Text, TimeMs
 from martlet.schema.operation import operation
 from martlet.server.rpc.registry import Caller
@@ -176,6 +181,13 @@ def test_the_page_has_it() -> None:
     assert form(color="", painted="").request(ShowPainted).color is None
     with pytest.raises(ActionRefused, match="color must be a text of at most 1024 characters"):
         form(color="x" * 1025).request(ShowPainted)
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", " "])
+def test_a_flag_of_a_form_that_says_no_is_not_set(text: str) -> None:
+    fields = MultiDict({"topic": "t", "channel": "c", "all": text})
+    with pytest.raises(ActionRefused, match="the selection is missing"):
+        Inputs(Mock(), Mock(), fields).request(PurgeDeadLetters)
 
 
 def test_the_reference_has_it() -> None:

@@ -100,7 +100,11 @@ async def _by_key(http: AdminHttp, request: Any) -> Answers[KeyMatches]:
     after: Mapping[str, str] | None = request.after
     timeout_s = request.time_limit_ms / 1000 + _GRACE_S
 
+    urls = await http.brokers(fields["topic"])
+
     async def find_at(url: str) -> KeyMatches:
+        if url not in urls:  # It would get the operators' token.
+            raise AdminError(url, "it is none of the brokers that are asked")
         asked = {**fields, "after": after[url]} if after else fields
         answer, data = await http.call_with_bytes(url, FIND.name, asked, timeout_s=timeout_s)
         described = await called(http, url, DESCRIBE, topic)
@@ -110,9 +114,10 @@ async def _by_key(http: AdminHttp, request: Any) -> Answers[KeyMatches]:
         except UNREADABLE as error:
             raise _unintelligible(url, FIND.name, error) from None
 
-    if after is None:
-        return await http.each(await http.brokers(fields["topic"]), find_at)
-    return await http.each([url for url, following in after.items() if following], find_at)
+    if after is not None:
+        urls_with_more = [url for url, following in after.items() if following]
+        return await http.each(urls_with_more, find_at)
+    return await http.each(urls, find_at)
 
 
 class MessageMethods:

@@ -222,6 +222,8 @@ def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, f
     assert paged == [*every.messages]
     with pytest.raises(AdminError, match="after 'x': it is the 'next' of an answer"):
         by_key("all", after={url: "x"})
+    with pytest.raises(AdminError, match="it is none of the brokers that are asked"):
+        by_key("all", after={"http://127.0.0.1:1": "x"})
     with pytest.raises(ValueError, match="key is empty"):
         by_key("")
     ask(lambda admin: admin.topics.empty(topic))
