@@ -22,14 +22,17 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from martlet.broker.offset_ranges import merged
-from martlet.broker.queue.channel_filter import ChannelFilter
 from martlet.broker.queue.channel_state import Source
 from martlet.broker.queue.cursor import Cursor, frame_ends
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import IndexEntry
+
+if TYPE_CHECKING:
+    from martlet.broker.queue.channel_filter import ChannelFilter
 
 MAX_FETCH_BYTES = 8 << 20
 MAX_FETCH_MESSAGES = 10_000
