@@ -45,7 +45,7 @@ MAX_PASSED = 500
 TURN = 5
 """The maximum number of messages of such a turn: 1 % of what passed it."""
 ROUND = 100
-"""Of so many times that the limit lets messages go, one is a lower priority's: 1 %, as without a
+"""Of this many turns that the rate limit allows, one is for a lower priority: 1 %, as without a
 limit.
 """
 

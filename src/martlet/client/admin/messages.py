@@ -19,15 +19,12 @@ from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.methods import Method, at_each, called
+from martlet.client.admin.methods import Method, at_each, called, search_timeout_s
 from martlet.client.admin.noun import Noun, id_text, place
 from martlet.properties.model import Properties
 from martlet.schema.messages import FIND, OFFSET, SearchByKey
 from martlet.schema.read import checked, read_answer
 from martlet.schema.topics import DESCRIBE, LogQueue
-
-_GRACE_S = 5
-"""The time for the answer beyond the search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,7 @@ async def _by_key(http: AdminHttp, request: Any) -> Answers[KeyMatches]:
     fields = checked(SearchByKey, request)
     topic = {"topic": fields["topic"]}
     after: Mapping[str, str] | None = request.after
-    timeout_s = request.time_limit_ms / 1000 + _GRACE_S
+    timeout_s = search_timeout_s(request.time_limit_ms)
 
     urls = await http.brokers(fields["topic"])
 

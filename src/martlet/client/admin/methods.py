@@ -9,6 +9,7 @@ the request.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import (
@@ -65,7 +66,7 @@ class Addend(Protocol):
         """Return the sum with the next part."""
 
 
-class DeclaredMethod(Generic[P, AwaitedT, BlockingT]):
+class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
     """A method made of an operation; called as a function it wants a noun, as any method does.
 
     Args:
@@ -115,8 +116,8 @@ class DeclaredMethod(Generic[P, AwaitedT, BlockingT]):
         function.__signature__ = self.__signature__
         return function
 
-    def _of(self, noun: Noun | BlockingNoun) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _of(self, noun: Noun | BlockingNoun) -> Any: ...
 
 
 class Method(DeclaredMethod[P, Coroutine[Any, Any, T], T], Generic[P, T]):
@@ -325,6 +326,11 @@ async def _pages(
         at = Position(url, following) if following else None
         total: int | None = getattr(page, "count", None)
         yield AnswerPage(broker=url, items=page.items, next=at, count=total)
+
+
+def search_timeout_s(time_limit_ms: int) -> float:
+    """Return how long to wait for a search that ends by its own time limit, and answers then."""
+    return time_limit_ms / 1000 + 5
 
 
 async def called(

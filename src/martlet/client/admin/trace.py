@@ -8,13 +8,10 @@ from msgspec.structs import replace
 
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.methods import Method
+from martlet.client.admin.methods import Method, search_timeout_s
 from martlet.client.admin.noun import Noun
 from martlet.schema.read import checked, read_answer
 from martlet.schema.traces import FIND, FindMessages, FoundMessages
-
-_GRACE_S = 5
-"""The time for the answer beyond the search."""
 
 
 async def _find(http: AdminHttp, request: Any) -> Answers[FoundMessages]:
@@ -24,7 +21,7 @@ async def _find(http: AdminHttp, request: Any) -> Answers[FoundMessages]:
         FIND.name,
         fields,
         lambda answer: read_answer(FoundMessages, answer),
-        timeout_s=request.time_limit_ms / 1000 + _GRACE_S,
+        timeout_s=search_timeout_s(request.time_limit_ms),
     )
 
 
