@@ -24,6 +24,7 @@ from martlet.replica.frames import (
     FrameReader,
     FrameRefused,
 )
+from martlet.server.nsq.lingering_close import take_leave
 from martlet.server.replication.trust import LinkTrust, NotTrusted, SecretHandshake
 
 MAX_LINKS = 64
@@ -90,9 +91,8 @@ class ReplicaLink(asyncio.BufferedProtocol):
         self._handshake = (
             SecretHandshake(trust.secret, is_acceptor=is_acceptor) if trust.secret else None
         )
-        self._may_differ = "--replica-secret-file"
-        if trust.client_tls is not None:
-            self._may_differ += " or --replica-tls-ca-file"
+        tls_flag = " or --replica-tls-ca-file" if trust.client_tls is not None else ""
+        self._may_differ = f"--replica-secret-file{tls_flag}"
         self._is_acceptor = is_acceptor
         self._deadline: asyncio.TimerHandle | None = None
         self._is_first = True
@@ -115,10 +115,10 @@ class ReplicaLink(asyncio.BufferedProtocol):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if transport.get_extra_info("ssl_object") is None:
                 self._socket = connected
-        if self._handshake is None:
+        if self._handshake is not None:
+            self._transport.write(self._handshake.begin())
+        else:
             self.ready.set_result(None)
-            return
-        self._transport.write(self._handshake.begin())
 
     @property
     def descriptor(self) -> int:
@@ -132,9 +132,8 @@ class ReplicaLink(asyncio.BufferedProtocol):
         strangers[self] = None
         if len(strangers) > MAX_STRANGERS:
             next(iter(strangers)).close()
-        loop = asyncio.get_running_loop()
         why = NotTrusted(f"no frame within {_FIRST_FRAME_S:g} s")
-        self._deadline = loop.call_later(_FIRST_FRAME_S, self._refuse, why)
+        self._deadline = asyncio.get_running_loop().call_later(_FIRST_FRAME_S, self._refuse, why)
 
     def _be_known(self) -> None:
         """The first frame has come: so it is another replica."""
@@ -184,12 +183,18 @@ class ReplicaLink(asyncio.BufferedProtocol):
         return rest
 
     def _refuse(self, error: Exception) -> None:
-        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        # Of strangers there may be many.
-        level = logging.INFO if self in self._owner.strangers else logging.WARNING
+        assert self._transport is not None
+        is_stranger = self in self._owner.strangers
+        level = logging.INFO if is_stranger else logging.WARNING  # Strangers may be many.
+        peer = self._transport.get_extra_info("peername")
         self._log.log(level, "REPLICA: closing the connection to %s: %s", peer, error)
         self._refusal = error if isinstance(error, OSError) else None
-        self.close()
+        if is_stranger:  # It may still send: then it reads the end, and no reset.
+            self.is_closed = True
+            self._be_known()
+            take_leave(self._transport)
+        else:
+            self.close()
         self._owner.link_lost(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -197,15 +202,10 @@ class ReplicaLink(asyncio.BufferedProtocol):
         self._owner.links.discard(self)
         self._be_known()
         if not self.ready.done():
+            closed = f"closed by the other replica: it may have another {self._may_differ}"
             reason = self._refusal or error
-            self.ready.set_exception(
-                reason
-                if isinstance(reason, OSError)
-                else ConnectionResetError(
-                    f"the other replica closed the connection: it may have another"
-                    f" {self._may_differ}"
-                )
-            )
+            reason = reason if isinstance(reason, OSError) else ConnectionResetError(closed)
+            self.ready.set_exception(reason)
             self.ready.exception()  # It need not be awaited.
         if not self.is_closed:
             self.is_closed = True
