@@ -52,10 +52,10 @@ def spark(*addresses: str) -> QueryBrokers:
     return QueryBrokers(ReadOptions.parse(options, "batch"))
 
 
-async def members(*addresses: str, count: int = 2) -> list[bytes]:
+async def members(group: str, *addresses: str, count: int = 2) -> list[bytes]:
     """The first messages that a group gets; each broker has 2."""
     got: list[bytes] = []
-    async with PullConsumer("t", "g", list(addresses), start="first") as consumer:
+    async with PullConsumer("t", group, list(addresses), start="first") as consumer:
         async for message in consumer:
             got.append(message.body)
             if len(got) == count:
@@ -197,13 +197,13 @@ def test_readers_refuse_the_copies_and_read_either_alone(copies: list[BrokerProc
     assert second.http_address in str(refusal.value)
     brokers.close()
     with pytest.raises(SubscribeRefused, match=WAY_OUT) as refused:
-        asyncio.run(members(first.tcp_address, second.tcp_address, count=4))
+        asyncio.run(members("both", first.tcp_address, second.tcp_address, count=4))
     assert refused.value.code == "COPIED_FOLDER"
     for broker, body in zip(copies, (b"first", b"second"), strict=True):
         alone = spark(broker.http_address)
         assert [queue.end_offset for queue in alone.poll(patient=True).values()] == [2]
         alone.close()
-        assert asyncio.run(members(broker.tcp_address)) == [b"common", body]
+        assert asyncio.run(members("one", broker.tcp_address)) == [b"common", body]
 
 
 def test_a_copy_without_its_identity_is_a_broker_of_its_own(copies: list[BrokerProcess]) -> None:
@@ -236,7 +236,7 @@ def test_one_broker_at_two_addresses_is_no_copy(tmp_path: Path) -> None:
         brokers = spark(broker.http_address, other[0])
         assert len(brokers.poll(patient=True)) == 1
         brokers.close()
-        assert asyncio.run(members(broker.tcp_address, other[1])) == [b"one", b"two"]
+        assert asyncio.run(members("one", broker.tcp_address, other[1])) == [b"one", b"two"]
 
 
 def test_a_broker_that_goes_on_at_another_address_is_no_copy(tmp_path: Path) -> None:
