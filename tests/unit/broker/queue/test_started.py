@@ -12,9 +12,82 @@ from tests.unit.broker.test_retry import configure, dead_letters
 from martlet.broker.errors import NotInFlight
 from martlet.broker.journal.cursor_entry import CursorState
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
+from martlet.broker.queue.started import StartedMessages, next_rank
 from martlet.broker.retry import Cause
 
 BODIES = tuple(b"%d" % number for number in range(6))
+
+
+@pytest.mark.parametrize(
+    ("announces", "events", "lost", "charged"),
+    [
+        (True, ["STARTED 1"], "01234", "01"),
+        (True, ["STARTED 3", "STARTED 1"], "01234", "0123"),
+        (True, ["FIN 3"], "01234", ""),
+        (True, ["TOUCH 3"], "01234", ""),
+        (True, [], "01234", ""),
+        (False, ["STARTED 1"], "01234", "012"),
+        (False, ["FIN 1"], "01234", "012"),
+        (False, ["FIN 3", "FIN 1"], "4", "4"),
+        (False, [], "01234", "0"),
+        (False, ["lost 0"], "1234", ""),
+        (False, ["lost 0", "delivered 5"], "12345", "5"),
+        (False, ["lost 0", "lost 1", "FIN 1"], "1234", "1"),
+        (False, ["TOUCH 2"], "34", ""),
+        (False, ["TOUCH 2"], "01234", "012"),
+        (False, ["TOUCH 2", "the time of TOUCH"], "34", "3"),
+        (False, ["TOUCH 2", "the time of TOUCH", "lost 2"], "34", ""),
+        (False, ["TOUCH 2", "TOUCH 1", "the time of TOUCH", "lost 1"], "34", "3"),
+        (False, ["FIN 2", "TOUCH 0"], "34", "3"),
+        (False, ["TOUCH 2", "FIN 2"], "34", "3"),
+        (False, ["TOUCH 2", "FIN 3"], "4", "4"),
+        (False, ["TOUCH 2", "FIN 1"], "34", ""),
+        (False, ["timed out", "timed out", "FIN of a copy"], "01234", ""),
+        (False, ["timed out", "FIN of a copy"], "01234", "0"),
+        (False, ["timed out", "FIN of one of two copies"], "01234", ""),
+        (False, ["timed out"], "01234", "0"),
+        (False, ["FIN of a copy"], "01234", "0"),
+        (False, ["TOUCH 2", "lost 2", "delivered 5"], "345", "5"),
+        (False, ["timed out", "FIN of one of two copies", "delivered 5"], "01235", "5"),
+        (False, ["timed out", "FIN of one of two copies", "FIN 1"], "01234", "01"),
+    ],
+)
+def test_the_table_of_what_is_charged(
+    announces: bool, events: list[str], lost: str, charged: str
+) -> None:
+    progress = StartedMessages(says_started=announces)
+    now_ns = 0
+    deliveries = dict.fromkeys("01234", (next_rank(), now_ns))
+
+    def charges(number: str) -> bool:
+        rank, delivered_at_ns = deliveries[number]
+        return progress.charges(rank, int(number), delivered_at_ns, now_ns)
+
+    for event in events:
+        now_ns += 1
+        name, _, number = event.rpartition(" ")
+        match name:
+            case "STARTED":
+                progress.started(deliveries[number][0], int(number))
+            case "FIN":
+                progress.answered(deliveries[number][0], int(number))
+            case "TOUCH":
+                progress.touched(deliveries[number][0], int(number), until_ns=100)
+            case "delivered":
+                deliveries[number] = next_rank(), now_ns
+            case "lost":
+                charges(number)
+            case "timed":
+                progress.timed_out()
+            case "FIN of a":
+                progress.answered_late(now_ns)
+            case "FIN of one of two":
+                progress.answered_late(now_ns, used_up=False)
+            case "the time of":
+                now_ns = 100
+            case _:
+                raise AssertionError(event)
+    assert "".join(number for number in lost if charges(number)) == charged
 
 
 def failures(client: Client) -> list[int]:
