@@ -265,7 +265,7 @@ class BesideModel(RuleBasedStateMachine):
             if isinstance(loss.topic, Bucket):
                 self.bucket_given_up(loss, position)
                 continue
-            topic = self.topics[loss.topic.name].parts[loss.topic.queue.number]
+            topic = self.topics[loss.topic.name].at_queues[loss.topic.queue.number]
             gone = [offset for first, end in loss.gone for offset in range(first, end)]
             lost = topic.give_up(gone, position)
             if not topic.has_holes:
@@ -291,7 +291,7 @@ class BesideModel(RuleBasedStateMachine):
 
     def parts(self) -> list[ModelTopic]:
         """All topics at all their queues."""
-        return [part for topic in self.topics.values() for part in topic.parts]
+        return [part for topic in self.topics.values() for part in topic.at_queues]
 
     def consumers(self) -> list[ModelConsumer]:
         channels = [channel for channel in self.channels() if not channel.topic.number]
@@ -306,7 +306,7 @@ class BesideModel(RuleBasedStateMachine):
         return consumers[pick % len(consumers)] if consumers else None
 
     def real_topic(self, topic: ModelTopic) -> Topic:
-        return self.broker.topics[topic.name].parts[topic.number]
+        return self.broker.topics[topic.name].at_queues[topic.number]
 
     def real_channel(self, channel: ModelChannel) -> Channel:
         return self.real_topic(channel.topic).channels[channel.name]
@@ -427,14 +427,14 @@ class BesideModel(RuleBasedStateMachine):
                     known = [p for n, c, p in self.deleted if n == topic.name and c == name]
                     unmade = (topic.name, name) in self.unmade
                     assert unmade or any(p > durable for p in known), f"{name} is back"
-                    for part in topic.parts:
+                    for part in topic.at_queues:
                         part.changed_position = NEVER
                     real.delete_channel(name)
                     gone.append((topic.name, name, self.position))
             for name, channel in list(topic.channels.items()):
                 if name not in real.channels:
                     assert channel.created_position > durable, f"{name} has gone"
-                    for part in topic.parts:
+                    for part in topic.at_queues:
                         del part.channels[name]
                         part.changed_position = NEVER
         self.storage.capacity_bytes = capacity_bytes
@@ -442,14 +442,14 @@ class BesideModel(RuleBasedStateMachine):
 
     def _compare_queues(self, topic: ModelTopic, real: Topic, durable: int) -> None:
         """A power cut may take queues again; what was refused may be found done."""
-        assert [part.number for part in real.parts] == list(range(len(real.parts)))
-        for part in real.parts:
+        assert [part.number for part in real.at_queues] == list(range(len(real.at_queues)))
+        for part in real.at_queues:
             assert set(part.channels) == set(real.channels)
             assert part.key_hash is KeyHash.CRC32C_FMIX32
-        for lost in topic.parts[len(real.parts) :]:
+        for lost in topic.at_queues[len(real.at_queues) :]:
             assert lost.created_position > durable, "queues have gone"
-        del topic.parts[len(real.parts) :]
-        for fresh in real.parts[len(topic.parts) :]:
+        del topic.at_queues[len(real.at_queues) :]
+        for fresh in real.at_queues[len(topic.at_queues) :]:
             assert topic.name in self.ungrown
             topic.grow(fresh.id, NEVER)
 
@@ -564,7 +564,7 @@ class BesideModel(RuleBasedStateMachine):
         self.compare_waiting()
         for name, *loss in self.lost:
             known = self.topics.get(name)
-            parts = known.parts if known is not None else []
+            parts = known.at_queues if known is not None else []
             assert not parts or any(part.has_holes or part.lost_delayed for part in parts), loss
         self.lost.clear()
         self.holds = True

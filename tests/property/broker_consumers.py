@@ -34,7 +34,7 @@ class ConsumerRules(DelayRules):
         channel = self.pick_channel(pick)
         if channel is None or len(channel.consumers) == 4:
             return
-        consumer = ModelConsumer(channel.parts[0], timeout_ms * MILLISECOND_NS, self.sent)
+        consumer = ModelConsumer(channel.at_queues[0], timeout_ms * MILLISECOND_NS, self.sent)
         real_channel = self.real_all_queues(channel)
         self.real[consumer] = real_channel.add_consumer(consumer, consumer.timeout_ns)
         channel.consumers.append(consumer)
@@ -73,7 +73,7 @@ class ConsumerRules(DelayRules):
             return held[pick % len(held)]
         if pick % 3 == 0:
             return (1 << 64) - 1 - pick
-        parts = consumer.channel.parts
+        parts = consumer.channel.at_queues
         channel = parts[pick % len(parts)]
         return channel.place(pick % (len(channel.topic.messages) + 2))
 
@@ -111,7 +111,7 @@ class ConsumerRules(DelayRules):
         held = consumer.in_flight
         chosen = {place for place in held if random.randrange(100) < share}
         if random.randrange(4) == 0:
-            some = random.choice(consumer.channel.parts)
+            some = random.choice(consumer.channel.at_queues)
             chosen.add(some.place(random.randrange(-3, len(some.topic.messages) + 3)))
         if not chosen:
             return
@@ -126,7 +126,7 @@ class ConsumerRules(DelayRules):
         done = {place for place in chosen if said.count(place) > left.count(place)}
         assert done <= set(held)
         assert Counter(left) == Counter(said) - Counter(done)
-        if len(channel.parts) == 1 and len(said) == len(chosen):
+        if len(channel.at_queues) == 1 and len(said) == len(chosen):
             assert left == [place for place in said if place not in done]
         for place in done:
             part, offset = consumer.at(place)

@@ -69,7 +69,7 @@ class DelayRules(BesideModel):
         if model is None:
             return
         for number in range(times):
-            topic = model.parts[number % len(model.parts)]
+            topic = model.at_queues[number % len(model.at_queues)]
             bodies = self.some_bodies(sizes)
             due_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS
             try:
@@ -98,7 +98,7 @@ class DelayRules(BesideModel):
             cancelled: set[bytes] = set()
             if self.refused(partial(self._cancel, topic, ids, cancelled)):
                 return
-            of_topic = {id for id in ids if self.delayed[id].topic in topic.parts}
+            of_topic = {id for id in ids if self.delayed[id].topic in topic.at_queues}
             assert cancelled == {id for id in of_topic if id in waited}
 
     def _cancel(self, topic: ModelTopic, ids: list[bytes], cancelled: set[bytes]) -> None:
@@ -121,7 +121,7 @@ class DelayRules(BesideModel):
 
     def settle(self) -> None:
         for topic in self.topics.values():
-            for part in topic.parts:
+            for part in topic.at_queues:
                 self._take_in_forwarded(part)
         super().settle()
 
@@ -194,7 +194,7 @@ class DelayRules(BesideModel):
 
     def _is_there(self, topic: ModelTopic) -> bool:
         known = self.topics.get(topic.name)
-        return known is not None and topic in known.parts
+        return known is not None and topic in known.at_queues
 
     def compare_waiting(self) -> None:
         """The core waits with what the model waits with."""
@@ -208,7 +208,7 @@ class DelayRules(BesideModel):
     def _really_waiting(self) -> set[bytes]:
         waiting: set[bytes] = set()
         for topic in self.broker.topics.values():
-            *_, found = self.broker.delays.look(topic, None, 1 << 20)
+            *_, found = self.broker.delays.listing(topic, None, 1 << 20)
             assert found is not None
             assert [place for place, _ in found] == sorted(place for place, _ in found)
             waiting.update(each.id.encode() for _, each in found)

@@ -31,7 +31,7 @@ class HistoryRules(ReplayRules):
         topic = list(self.topics.values())[pick % len(self.topics)]
         policy = TopicPolicy(retention_ms=retention_ms, retention_bytes=retention_bytes)
         if not self.refused(lambda: self.real_topic(topic).configure(policy)):
-            for part in topic.parts:
+            for part in topic.at_queues:
                 part.changed_position = self.position
                 part.keep(self.kept_ms(policy))
 

@@ -103,7 +103,7 @@ class ModelConsumer:
         """The places that it holds."""
         return [
             channel.place(offset)
-            for channel in self.channel.parts
+            for channel in self.channel.at_queues
             for offset, message in channel.messages.items()
             if message.owner is self
         ]
@@ -112,7 +112,7 @@ class ModelConsumer:
         """The channel at the queue of a place, or at the first where there is no such, and the
         offset.
         """
-        number, parts = place >> OFFSET_BITS, self.channel.parts
+        number, parts = place >> OFFSET_BITS, self.channel.at_queues
         return parts[number if 0 <= number < len(parts) else 0], place % (1 << OFFSET_BITS)
 
     def held(self, place: int) -> ChannelMessage | None:
@@ -147,9 +147,9 @@ class ModelChannel:
     dropped_count: int = 0
 
     @property
-    def parts(self) -> list[ModelChannel]:
+    def at_queues(self) -> list[ModelChannel]:
         """The channel at each queue."""
-        return [topic.channels[self.name] for topic in self.topic.parts]
+        return [topic.channels[self.name] for topic in self.topic.at_queues]
 
     def place(self, offset: int) -> int:
         """The queue and the offset in one number."""
@@ -251,7 +251,7 @@ class ModelTopic:
     id: int
     created_position: int
     number: int = 0
-    parts: list[ModelTopic] = field(default_factory=list)
+    at_queues: list[ModelTopic] = field(default_factory=list)
     """The topic at each queue."""
     messages: list[Message] = field(default_factory=list)
     channels: dict[str, ModelChannel] = field(default_factory=dict)
@@ -272,12 +272,12 @@ class ModelTopic:
     """Whether a power cut has taken messages while they waited for their time."""
 
     def __post_init__(self) -> None:
-        self.parts.append(self)
-        assert self.parts[self.number] is self
+        self.at_queues.append(self)
+        assert self.at_queues[self.number] is self
 
     def grow(self, id: int, position: int) -> None:
         """There is one queue more."""
-        part = ModelTopic(self.name, id, position, len(self.parts), self.parts)
+        part = ModelTopic(self.name, id, position, len(self.at_queues), self.at_queues)
         part.retention_ms = self.retention_ms
         part.paused_at = None if self.paused_at is None else 0
         part.changed_position = position
@@ -332,7 +332,7 @@ class ModelTopic:
         if start is None:
             start = self.limit if self.channels else self.backlog_offset
         channel = self.channels[name] = ModelChannel(self, name, id, position)
-        channel.consumers = self.parts[0].channels[name].consumers
+        channel.consumers = self.at_queues[0].channels[name].consumers
         for offset in range(start, len(self.messages)):
             channel.messages[offset] = ChannelMessage()
             if self.messages[offset].lost or offset in self.emptied:

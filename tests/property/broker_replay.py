@@ -40,7 +40,7 @@ class ReplayRules(ConsumerRules):
         if channel is None:
             return
         real_topic, real = self.real_topic(channel.topic), self.real_channel(channel)
-        whole_topic, number = real_topic.parts[0], real_topic.number
+        whole_topic, number = real_topic.at_queues[0], real_topic.number
         start, end = real_topic.queue.start_offset, real.cursor.next
         for offset in (start - 1, end + 1):
             with pytest.raises(OutOfReach) as refused:
@@ -65,7 +65,7 @@ class ReplayRules(ConsumerRules):
         if not topic.channels:
             end = topic.backlog_offset
         offset = start + (end - start) * share // 100
-        first = real.parts[0]
+        first = real.at_queues[0]
         if name in topic.channels or start > end:
             at = offset if name in topic.channels else end
             with pytest.raises(OutOfReach):
@@ -79,7 +79,7 @@ class ReplayRules(ConsumerRules):
             self.unmade.add((topic.name, name))
             return
         id = real.channels[name].id
-        for part in topic.parts:
+        for part in topic.at_queues:
             self._know_what_was_emptied(part)
             at_offset = offset if part is topic else None
             part.create_channel(name, id, self.position, self.clock.now_ns, at_offset)

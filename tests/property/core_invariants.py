@@ -42,7 +42,7 @@ def check_index(index: Index) -> None:
 
 def check_topic(topic: Topic) -> None:
     queue = topic.queue
-    assert topic.parts[topic.number] is topic
+    assert topic.at_queues[topic.number] is topic
     assert topic.number == queue.number
     assert queue.start_offset <= queue.end_offset
     assert queue.visible_end <= queue.end_offset
@@ -104,7 +104,7 @@ def check_pending(channel: Channel) -> None:
             assert message.owner is None
         else:
             assert (message.due_ns, offset) in times
-        assert message.asked_rank <= message.rank
+        assert message.first_rank <= message.rank
         assert message.attempts >= 0
     assert pending.changed <= pending.by_offset.keys()
     assert not pending.removed & pending.by_offset.keys()

@@ -278,7 +278,7 @@ def _channel_state(channel: Channel) -> tuple[object, ...]:
         [(offset, pending[offset].attempts) for offset in sorted(pending)],
         (channel.finishes.counts, channel.finishes.sum_ns, channel.dirty, channel.alarm.set_for_ns),
         (channel.retry_count, channel.timeout_count, channel.requeue_count),
-        [event[:4] for event in channel.trail._events] if channel.trail is not None else None,
+        [event[:4] for event in channel.recorder._events] if channel.recorder is not None else None,
         [
             (
                 consumer.number,

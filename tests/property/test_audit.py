@@ -126,8 +126,8 @@ class Life:
     def grow(self) -> None:
         topic = self.core.broker.topics.get(self.random.choice(TOPICS[:2]))
         if topic is not None:
-            count = self.random.randrange(len(topic.parts), 4)
-            self.core.broker.set_queues(topic.name, max(count, len(topic.parts)))
+            count = self.random.randrange(len(topic.at_queues), 4)
+            self.core.broker.set_queues(topic.name, max(count, len(topic.at_queues)))
 
 
 def check(seed: int) -> None:

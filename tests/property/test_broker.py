@@ -83,7 +83,7 @@ class BrokerMachine(HistoryRules):
             topic = self.model_topic(name)
             if topic is None:
                 continue
-            topic = topic.parts[self.made % len(topic.parts)]
+            topic = topic.at_queues[self.made % len(topic.at_queues)]
             some = self.some_bodies(sizes)
             deliver_at_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS if delay_ms else 0
             given: object = some
@@ -121,7 +121,7 @@ class BrokerMachine(HistoryRules):
         topic = self.model_topic(name)
         if topic is None:
             return
-        topic = topic.parts[self.made % len(topic.parts)]
+        topic = topic.at_queues[self.made % len(topic.at_queues)]
         if before:
             staged = self.some_bodies([size, size])
             self.staged.append((self.real_topic(topic).stage(staged), topic, staged, 0))
@@ -160,7 +160,7 @@ class BrokerMachine(HistoryRules):
                 self.unmade.add((topic.name, name))
             return
         id = self.real_topic(topic).channels[name].id
-        for part in topic.parts:
+        for part in topic.at_queues:
             part.create_channel(name, id, self.position, self.clock.now_ns)
 
     @rule(name=names, more=st.integers(0, 2))
@@ -169,12 +169,12 @@ class BrokerMachine(HistoryRules):
         topic = self.model_topic(name)
         if topic is None:
             return
-        count = min(3, len(topic.parts) + more)
+        count = min(3, len(topic.at_queues) + more)
         if self.refused(lambda: self.broker.set_queues(name, count)):
-            assert len(self.real_topic(topic).parts) == len(topic.parts)
+            assert len(self.real_topic(topic).at_queues) == len(topic.at_queues)
             self.ungrown.add(name)
             return
-        for part in self.real_topic(topic).parts[len(topic.parts) :]:
+        for part in self.real_topic(topic).at_queues[len(topic.at_queues) :]:
             topic.grow(part.id, self.position)
         for consumer in self.consumers():
             if consumer.channel.topic is topic and count > 1:
@@ -201,12 +201,12 @@ class BrokerMachine(HistoryRules):
         channel = self.pick_channel(pick)
         if channel is None or rarely:
             return
-        topic = self.real_topic(channel.topic.parts[0])
+        topic = self.real_topic(channel.topic.at_queues[0])
         real_channel = self.real_all_queues(channel)
         if self.refused(lambda: topic.delete_channel(channel.name)):
             assert channel.name in topic.channels
             return
-        for part in channel.topic.parts:
+        for part in channel.topic.at_queues:
             part.delete_channel(channel.name, self.position)
         self.deleted.append((channel.topic.name, channel.name, self.position))
         for consumer in channel.consumers:
@@ -225,7 +225,7 @@ class BrokerMachine(HistoryRules):
         if topic is None:
             return
         if not self.refused(lambda: self.real_topic(topic).set_paused(paused)):
-            for part in topic.parts:
+            for part in topic.at_queues:
                 part.pause(paused, self.position, self.clock.now_ns)
 
     @rule(pick=picks, paused=st.booleans())
@@ -233,9 +233,9 @@ class BrokerMachine(HistoryRules):
         channel = self.pick_channel(pick)
         if channel is None:
             return
-        topic = self.real_topic(channel.topic.parts[0])
+        topic = self.real_topic(channel.topic.at_queues[0])
         if not self.refused(lambda: topic.pause_channel(channel.name, paused)):
-            for part in channel.parts:
+            for part in channel.at_queues:
                 if part.paused != paused:
                     part.paused_position = self.position
                 part.paused = paused
@@ -244,7 +244,7 @@ class BrokerMachine(HistoryRules):
     def empty_topic(self, name: str) -> None:
         topic = self.topics.get(name)
         if topic is not None and not self.refused(self.real_topic(topic).empty):
-            for part in topic.parts:
+            for part in topic.at_queues:
                 part.empty(self.position)
 
     @rule(pick=picks)
@@ -494,9 +494,9 @@ class BrokerMachine(HistoryRules):
         for topic in list(self.topics.values()):
             self.pause_topic(topic.name, False)
             self.settle()
-            if not topic.channels and any(part.messages for part in topic.parts):
+            if not topic.channels and any(part.messages for part in topic.at_queues):
                 id = self.real_topic(topic).channel("last").id
-                for part in topic.parts:
+                for part in topic.at_queues:
                     part.create_channel("last", id, self.position, self.clock.now_ns)
         self.shift_dates(max(0, self.last_date_ns() - self.clock.now_ns))
         self.broker.follow_wall()
@@ -518,7 +518,7 @@ class BrokerMachine(HistoryRules):
             real_channel.remove_consumer(self.real.pop(consumer))
             self.settle()
         assert not self.refused(lambda: topic.pause_channel(channel.name, False))
-        for part in channel.parts:
+        for part in channel.at_queues:
             part.paused = False
         consumer = ModelConsumer(channel, 10**15, self.sent)
         channel.consumers.append(consumer)
@@ -529,7 +529,7 @@ class BrokerMachine(HistoryRules):
         self.settle()
         left = {
             part.place(offset)
-            for part in channel.parts
+            for part in channel.at_queues
             for offset, message in part.messages.items()
             if message.place not in (Place.DONE, Place.IN_FLIGHT)
             and not part.topic.messages[offset].lost

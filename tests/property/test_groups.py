@@ -66,7 +66,7 @@ class Grouped:
     def begin(self) -> None:
         """Begin a life of the broker."""
         self.fetched = {}
-        self.places = {part.queue.number: part.cursor.next for part in self.parts}
+        self.places = {part.queue.number: part.cursor.next for part in self.at_queues}
         self.other = self.core.client("t", "c").ready(1000)
         self.other_seen = 0
         self.siblings: dict[bytes, int] = {}
@@ -77,8 +77,8 @@ class Grouped:
         return self.core.broker.topics["t"]
 
     @property
-    def parts(self) -> list[Channel]:
-        return self.topic.channels["g"].parts
+    def at_queues(self) -> list[Channel]:
+        return self.topic.channels["g"].at_queues
 
     def ahead(
         self, part: Channel, offset: int, max_count: int = 1 << 30
@@ -90,7 +90,7 @@ class Grouped:
             found = fetch.read_on(
                 part.source, max_count - len(bodies), self.random.choice([1, 99, 999])
             )
-            bodies += [message.body for part in found.parts for message in parse(bytes(part))]
+            bodies += [message.body for part in found.frames for message in parse(bytes(part))]
             assert found.count <= max_count
             if found.is_end:
                 break
@@ -103,7 +103,7 @@ class Grouped:
             if receipt.position and (not self.sync or receipt.position <= log.durable_position):
                 self.promised.add(body)
         there = set(self.handled | self.passed)
-        for part in self.parts:
+        for part in self.at_queues:
             bodies, end = self.ahead(part, part.cursor.next)
             assert end == part.source.limit
             there.update(bodies)
@@ -131,7 +131,7 @@ class Grouped:
     # what happens
 
     def publish(self) -> None:
-        part = self.random.choice(self.topic.parts)
+        part = self.random.choice(self.topic.at_queues)
         for _ in range(self.random.choice([1, 1, 3, 9])):
             body = self._body()
             self.published[body] = part.stage([body])
@@ -142,7 +142,7 @@ class Grouped:
         return b"%d " % self.count + b"." * self.random.choice([0, 20, 200])
 
     def defer(self) -> None:
-        part = self.random.choice(self.topic.parts)
+        part = self.random.choice(self.topic.at_queues)
         due_ns = self.core.clock.now_ns + self.random.choice([1, SECOND_NS, 3 * SECOND_NS])
         bodies = [self._body() for _ in range(self.random.choice([1, 3]))]
         receipt = part.stage(bodies, due_ns)
@@ -150,7 +150,7 @@ class Grouped:
             self.published[body], self.due_ns[body] = receipt, due_ns
 
     def fetch(self) -> None:
-        part = self.random.choice(self.parts)
+        part = self.random.choice(self.at_queues)
         number = part.queue.number
         offset = self.places.setdefault(number, 0)
         max_count = self.random.choice([1, 2, 5, 100])
@@ -164,7 +164,7 @@ class Grouped:
             self.brought.add(body)
 
     def commit(self) -> None:
-        part = self.random.choice(self.parts)
+        part = self.random.choice(self.at_queues)
         number = part.queue.number
         assert part.group is not None
         offset = self.places.get(number, 0)
@@ -174,7 +174,7 @@ class Grouped:
         assert part.group.commit(self.random.randrange(offset + 1)) == part.cursor.next
 
     def reset(self) -> None:
-        part = self.random.choice(self.parts)
+        part = self.random.choice(self.at_queues)
         number = part.queue.number
         start, limit = self._bounds(part)
         offset = self.random.randint(start, limit)
@@ -196,7 +196,7 @@ class Grouped:
         self._written_down(part)
 
     def go_back(self) -> None:
-        part = self.random.choice(self.parts)
+        part = self.random.choice(self.at_queues)
         number, before = part.queue.number, part.cursor.next
         start, _ = self._bounds(part)
         asked = self.random.randint(0, before)
@@ -224,9 +224,9 @@ class Grouped:
         return min(part.queue.start_offset, limit), limit
 
     def grow(self) -> None:
-        if len(self.parts) < 3:
+        if len(self.at_queues) < 3:
             try:
-                self.core.broker.set_queues("t", len(self.parts) + 1)
+                self.core.broker.set_queues("t", len(self.at_queues) + 1)
             except WritesRefused:
                 assert self.core.storage.capacity_bytes is not None
 
@@ -246,7 +246,7 @@ class Grouped:
         """The channel's consumer has done with all, or the log would keep it for that."""
         for number in range(len(self.other.got)):
             place = self.other.got[number].id
-            queue = next(p for p in self.topic.parts if self._is_of(p, place))
+            queue = next(p for p in self.topic.at_queues if self._is_of(p, place))
             channel = queue.channels["c"]
             offset = channel.queue.offset_of(place)
             for consumer in channel.consumers:
@@ -275,7 +275,7 @@ class Grouped:
         except WritesRefused:
             assert self.core.storage.capacity_bytes is not None
             return
-        for part in self.parts:
+        for part in self.at_queues:
             self._written_down(part)
 
     def _written_down(self, part: Channel) -> None:
@@ -305,7 +305,7 @@ class Grouped:
         self.crashed = True
         self.core.kill(power=power)
         # A later entry may have survived that was not durable, an earlier one must have.
-        for part in self.parts:
+        for part in self.at_queues:
             known = self.known.get(part.queue.number, [])
             sure = next((at for at, (position, _) in enumerate(known) if position <= durable), None)
             if sure is not None:
@@ -323,7 +323,7 @@ class Grouped:
             self.flush()
         assert not self.core.broker.transfers
         self.check()
-        for part in self.parts:
+        for part in self.at_queues:
             assert not part.cursor.pending.by_offset
             assert part.deferred_count == 0
             bodies, end = self.ahead(part, part.cursor.next)

@@ -148,7 +148,7 @@ class Model:
     def publish(self) -> None:
         queue = self.random.randrange(len(self.queues))
         bodies = range(len(self.queue_of), len(self.queue_of) + self.random.randrange(1, 7))
-        part = self.core.broker.topics["t"].part(queue)
+        part = self.core.broker.topics["t"].at_queue(queue)
         part.stage([b"%d" % body for body in bodies], 0)
         self.core.broker.commit()
         self.queues[queue] += bodies
@@ -210,7 +210,7 @@ class Model:
         elif step == "kill":
             self.crash()
         elif step == "pause":
-            for part in self.core.broker.topics["t"].parts:
+            for part in self.core.broker.topics["t"].at_queues:
                 part.channels["c"].set_paused(not part.channels["c"].paused)
         elif wire is not None:
             if step == "leave":
@@ -226,7 +226,7 @@ class Model:
 
     async def drain(self) -> None:
         """Let one client handle all that is left."""
-        for part in self.core.broker.topics["t"].parts:
+        for part in self.core.broker.topics["t"].at_queues:
             part.channels["c"].set_paused(False)
         for wire in list(self.wires):
             self.leave(wire)

@@ -140,7 +140,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
         if members.leader is not None:
             ids = [*members.members, "gone"]
             queues: dict[str, list[int]] = {}
-            for queue, at in enumerate(places[: members.place.count]):
+            for queue, at in enumerate(places[: members.allocated.count]):
                 if at < len(ids):
                     queues.setdefault(ids[at], []).append(queue)
             members.plan(members.leader, members.roster - is_late, len(places), queues)
@@ -154,7 +154,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
 
     @rule(more=st.integers(1, 3))
     def grow(self, more: int) -> None:
-        place = self.membership.place
+        place = self.membership.allocated
         count = min(8, place.count + more)
         self.membership.resize(AllocatedTopic(place.topic, place.broker, place.room, count))
 
@@ -181,7 +181,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
         assert len(held) == len({queue for queue, _ in held})
         assert {q: h.member for q, h in self.membership.holders.items()} == dict(held)
         for queue, member in held:
-            assert 0 <= queue < self.membership.place.count
+            assert 0 <= queue < self.membership.allocated.count
             assert member.held[queue] is self.membership.holders[queue]
 
     @invariant()
@@ -206,7 +206,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
 
     @invariant()
     def who_lost_a_queue_may_not_commit_there_by_what_it_knows(self) -> None:
-        for queue in range(self.membership.place.count):
+        for queue in range(self.membership.allocated.count):
             able = [
                 client
                 for client in self.there
@@ -235,7 +235,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
     def all_queues_are_held_or_on_their_way(self) -> None:
         members = self.membership
         if members.members and members.strategy in WHOLE:
-            missing = set(range(members.place.count)) - set(members.holders)
+            missing = set(range(members.allocated.count)) - set(members.holders)
             if members._plan is not None:
                 # The leader wants it so, or it waits for the leader's next word.
                 missing -= {queue for queue, one in members._plan.items() if one is None}

@@ -48,7 +48,7 @@ class Broker:
 
     @property
     def name(self) -> str:
-        return self.membership.place.broker
+        return self.membership.allocated.broker
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer of ``group.describe``."""
@@ -68,7 +68,7 @@ class Broker:
             ],
             "queues": [
                 {"queue": q, "target": members.targets[q].id if q in members.targets else None}
-                for q in range(members.place.count)
+                for q in range(members.allocated.count)
             ],
         }
 
@@ -137,7 +137,7 @@ class SeveralBrokers(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def grow(self, number: int) -> None:
         broker = self.brokers[number % len(self.brokers)]
-        count = min(6, broker.membership.place.count + 1)
+        count = min(6, broker.membership.allocated.count + 1)
         broker.membership.resize(AllocatedTopic("t", broker.name, "", count))
 
     @rule(seconds=st.sampled_from([1, 2, 11]))
@@ -230,7 +230,7 @@ class SeveralBrokers(RuleBasedStateMachine):
     def a_queue_that_waits_for_a_plan_waits_for_a_second_at_most(self) -> None:
         for broker in self.brokers:
             members = broker.membership
-            if members.members and len(members.holders) < members.place.count:
+            if members.members and len(members.holders) < members.allocated.count:
                 due_ns = members._orphans_due_ns
                 assert due_ns is not None
                 assert self.clock() < due_ns <= self.clock() + SECOND_NS
@@ -245,7 +245,7 @@ class SeveralBrokers(RuleBasedStateMachine):
         for broker in self.brokers:
             members = broker.membership
             assert not any(member.revoked for member in members.members.values())
-            assert not members.members or len(members.holders) == members.place.count
+            assert not members.members or len(members.holders) == members.allocated.count
         everywhere = [c for c in self.clients.values() if len(c.members) == len(self.brokers)]
         if self.choice.name in EVEN and everywhere == [
             c for c in self.clients.values() if c.members

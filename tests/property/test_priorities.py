@@ -101,7 +101,7 @@ class Run:
         with patch.object(partitioned, "PriorityTurns", turns):
             core.broker.set_queues("t", 3)
             self.topic = core.broker.topics["t"]
-            core.broker.part_of_priority(self.topic, 9)
+            core.broker.queue_of_priority(self.topic, 9)
             self.topic.channel("c")
         self.takers = [Taker(core, number, self.log) for number in range(client_count)]
         self.policies = POLICIES if client_count > 1 else POLICIES + ORDERS
@@ -113,9 +113,9 @@ class Run:
 
     def publish(self, priority: int, count: int, seconds: int) -> None:
         with patch.object(partitioned, "PriorityTurns", self.turns):
-            part = self.core.broker.part_of_priority(self.topic, priority)
+            part = self.core.broker.queue_of_priority(self.topic, priority)
         if priority == NORMAL_PRIORITY:
-            part = self.topic.normal_parts[count % len(self.topic.normal_parts)]
+            part = self.topic.normal_queues[count % len(self.topic.normal_queues)]
         bodies = [b"%d-%d" % (priority, self.published + each) for each in range(count)]
         self.published += count
         properties = [
@@ -154,19 +154,19 @@ class Run:
     def touch(self, number: int, _which: int, _: int) -> None:
         taker = self.takers[number % len(self.takers)]
         if taker.got and self.holds(taker, taker.got[0]):
-            taker.channel.touch(taker.consumer, taker.place(taker.got[0]))
+            taker.channel.touch(taker.consumer, taker.position(taker.got[0]))
 
     def holds(self, taker: Taker, got: Any) -> bool:
-        place = taker.place(got)
-        queue, offset = place >> 54, place & ((1 << 54) - 1)
-        part, share = taker.channel.parts[queue], taker.consumer.shares[queue]
+        position = taker.position(got)
+        queue, offset = position >> 54, position & ((1 << 54) - 1)
+        part, share = taker.channel.at_queues[queue], taker.consumer.shares[queue]
         cursor = part.cursor
         return bool(cursor.window.holds(share.number, offset) or cursor.pending.get(offset, share))
 
     def answer(self, taker: Taker, how: str, *more: int, which: int = 0) -> None:
         got = taker.got.pop(which % len(taker.got))
         if self.holds(taker, got):
-            getattr(taker.channel, how)(taker.consumer, taker.place(got), *more)
+            getattr(taker.channel, how)(taker.consumer, taker.position(got), *more)
 
     def come_again(self, number: int, count: int, _: int) -> None:
         number %= len(self.takers)
@@ -191,7 +191,7 @@ class Run:
         self.topic.configure_channel("c", policy)
 
     def go_back(self, number: int, _count: int, _: int) -> None:
-        parts = self.topic.parts
+        parts = self.topic.at_queues
         chosen = parts if number % 2 else parts[number % len(parts) :]
         offsets = {part.number: part.channels["c"].cursor.next // 2 for part in chosen}
         replay(self.topic, "c", offsets)
@@ -201,8 +201,8 @@ class Run:
 
     def grow(self, _number: int, _count: int, _: int) -> None:
         with patch.object(partitioned, "PriorityTurns", self.turns):
-            if len(self.topic.normal_parts) < 6:
-                self.core.broker.set_queues("t", len(self.topic.normal_parts) + 1)
+            if len(self.topic.normal_queues) < 6:
+                self.core.broker.set_queues("t", len(self.topic.normal_queues) + 1)
 
 
 FREQUENT = ("publish", "publish", "ready", "finish", "finish", "requeue", "wait")

@@ -116,7 +116,7 @@ class TransactionMachine(RuleBasedStateMachine):
         elif known is None or known.outcome is TransactionState.ROLLED_BACK:
             place = None if number is None else CommitSequence(SERIES, number)
             if number is not None and number <= self.last():
-                assert begin(id, place=place) is TransactionState.COMMITTED
+                assert begin(id, sequence=place) is TransactionState.COMMITTED
                 return
             self.known[id] = Known(number=number)
             self.attempt(lambda: begin(id, group, None, place, disposable))

@@ -42,7 +42,7 @@ from martlet.broker.schedule import Schedule
 from martlet.broker.topic.expand import add_priority, check_count, grow
 from martlet.broker.topic.retained import Retained
 from martlet.broker.topic.topic import Topic
-from martlet.broker.topic.undo import EmptiedQueue, keep, places_of, restore
+from martlet.broker.topic.undo import EmptiedQueue, emptied_queues, keep, restore
 from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.broker.transactions.state import TransactionLimits
@@ -221,13 +221,13 @@ class BrokerCore:
         """
         check_count(count)
         topic = self.topic(name)
-        before = len(topic.parts)
+        before = len(topic.at_queues)
         grow(self, topic, count)
-        if len(topic.parts) > before:
+        if len(topic.at_queues) > before:
             self.on_grown(topic)
         return topic
 
-    def part_of_priority(self, topic: Topic, priority: int) -> Topic:
+    def queue_of_priority(self, topic: Topic, priority: int) -> Topic:
         """Return the topic at the queue for messages of a priority, added with the first one.
 
         Raises:
@@ -235,12 +235,12 @@ class BrokerCore:
             WritesRefused: the queue could not be journaled.
         """
         if priority == NORMAL_PRIORITY:
-            return topic.next_part()
-        part = topic.by_priority.get(priority)
-        if part is None:
-            part = add_priority(self, topic, priority)
+            return topic.next_queue()
+        queue_topic = topic.by_priority.get(priority)
+        if queue_topic is None:
+            queue_topic = add_priority(self, topic, priority)
             self.on_grown(topic)
-        return part
+        return queue_topic
 
     def find_topic(self, name: str) -> Topic:
         """Return the topic of that name. Raises NotFound."""
@@ -257,19 +257,19 @@ class BrokerCore:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
         self.commit()
-        write_accounts(self.log, self.stored_at_ns(), _channels_of(topic.parts))
+        write_accounts(self.log, self.stored_at_ns(), _channels_of(topic.at_queues))
         try:
-            topic.journal([TopicDeletedEntry(part.id) for part in topic.parts])
+            topic.journal([TopicDeletedEntry(queue_topic.id) for queue_topic in topic.at_queues])
         except WritesRefused:
             if not topic.ephemeral:
                 raise
         del self.topics[name]
         channels = list(topic.channels.values())
-        for part in topic.parts:
-            del self.by_id[part.id], self.queues[part.id]
-            part.close()
-            self.dropped_names.append(part.queue.index.name)
-            self.delays.topic_deleted(part)
+        for queue_topic in topic.at_queues:
+            del self.by_id[queue_topic.id], self.queues[queue_topic.id]
+            queue_topic.close()
+            self.dropped_names.append(queue_topic.queue.index.name)
+            self.delays.topic_deleted(queue_topic)
         for channel in channels:
             self.on_channel(topic, channel)
         self.on_topic(topic)
@@ -295,8 +295,8 @@ class BrokerCore:
         """
         if not channel.ephemeral or channel.consumers:
             return
-        known = topic.channels.get(channel.name)
-        if known is not None and known.all_queues is channel:
+        current = topic.channels.get(channel.name)
+        if current is not None and current.all_queues is channel:
             self.delete_channel(topic, channel.name)
 
     def delete_channel(self, topic: Topic, name: str) -> None:
@@ -307,7 +307,7 @@ class BrokerCore:
             NotFound: there is no such channel.
             WritesRefused: it could not be journaled, and nothing is changed.
         """
-        write_accounts(self.log, self.stored_at_ns(), topic.find_channel(name).parts)
+        write_accounts(self.log, self.stored_at_ns(), topic.find_channel(name).at_queues)
         topic.delete_channel(name)
         if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
             self.delete_topic(topic.name)
@@ -467,16 +467,16 @@ class BrokerCore:
         Beside other channels the delayed ones stay, since they belong to those as well. Journaled
         at once, since the caller is answered and does not retry.
 
-        Returns the channel's place in each queue before, for `restore_channel`.
+        Returns the channel's position in each queue before, for `restore_channel`.
 
         Raises NotFound, and WritesRefused: the channel is emptied, but a restart may undo that.
         """
-        channels = topic.find_channel(name).parts
-        emptied = places_of(channels)
-        for part, channel, place in zip(topic.parts, channels, emptied, strict=True):
+        channels = topic.find_channel(name).at_queues
+        emptied = emptied_queues(channels)
+        for queue_topic, channel, left in zip(topic.at_queues, channels, emptied, strict=True):
             channel.empty()
             if self.settings.keep_emptied_ns:
-                keep(part, place, self.stored_at_ns(), self.settings.keep_emptied_ns)
+                keep(queue_topic, left, self.stored_at_ns(), self.settings.keep_emptied_ns)
         for channel in channels:
             self.write_cursor(channel)
         if len(topic.holders) == 1:
@@ -489,8 +489,8 @@ class BrokerCore:
         Raises NotFound, OutOfReach and WritesRefused, as `martlet.broker.topic.undo.restore`.
         """
         restore(topic, name, emptied)
-        for each in emptied:
-            self.write_cursor(topic.part(each.queue).channels[name])
+        for emptied_queue in emptied:
+            self.write_cursor(topic.at_queue(emptied_queue.queue).channels[name])
 
     # time
 
@@ -568,8 +568,8 @@ class BrokerCore:
 
     def write_moved(self, channel: Channel | PartitionedChannel) -> None:
         """Journal a channel's cursors at once, where they have moved. Raises WritesRefused."""
-        for part in channel.parts:
-            self.moved.write_first(part)
+        for queue_channel in channel.at_queues:
+            self.moved.write_first(queue_channel)
 
     def note_moved(self, channel: Channel | PartitionedChannel) -> None:
         """Have `write_noted` journal a channel's cursors: one entry for many changes at once."""
@@ -631,7 +631,7 @@ class BrokerCore:
             indexes=indexes,
         )
         sends = self.producers.entries(self.log.durable_position)
-        cursors += [(RecordKind.PRODUCERS, 0, each) for each in sends]
+        cursors += [(RecordKind.PRODUCERS, 0, entry) for entry in sends]
         return [(RecordKind.TOPOLOGY, 0, encode(head)), *cursors, *self.transactions.snapshot()]
 
     def begin_segment(self) -> None:

@@ -1,6 +1,6 @@
-"""The services that a broker gives to its parts.
+"""The services that a broker gives to what it consists of.
 
-A part that needs more of its broker declares a protocol of its own, in its module, that extends
+A module that needs more of its broker declares a protocol of its own, in its module, that extends
 `BrokerContext`. `martlet.broker.broker.BrokerCore` implements all of them.
 """
 
@@ -48,7 +48,7 @@ class BrokerClock(Protocol):
 
 
 class BrokerContext(Protocol):
-    """The services of the broker for each of its parts."""
+    """The services of the broker for all that it consists of."""
 
     clock: Callable[[], int]
     """The running time: for what lasts, such as timeouts and leases, and all alarms."""

@@ -93,8 +93,8 @@ class ProducerSend:
         """Return the send's row in the journal, once it is stored."""
         if not self._row:
             position = self.receipt.position
-            places = (self.topic, self.target, self.count, 0)
-            self._row = _ROW.pack(sequence, position, self.offset, *places)
+            messages = (self.offset, self.topic, self.target, self.count)
+            self._row = _ROW.pack(sequence, position, *messages, 0)
         return self._row
 
     @property
@@ -109,18 +109,18 @@ class _Window:
     Attributes:
         sends: by their numbers.
         floor: other sends up to this number were, or may have been, forgotten.
-        heard_at_ns: the time of the last send.
+        active_at_ns: the time of the last send.
         doubted_until_ns: sends up to this time may have been forgotten, because the producer
             was.
     """
 
-    __slots__ = ("doubted_until_ns", "floor", "heard_at_ns", "sends")
+    __slots__ = ("active_at_ns", "doubted_until_ns", "floor", "sends")
 
     def __init__(self, doubted_until_ns: int) -> None:
         self.doubted_until_ns = doubted_until_ns
         self.sends: dict[int, ProducerSend] = {}
         self.floor = 0
-        self.heard_at_ns = 0
+        self.active_at_ns = 0
 
 
 class ProducerState:
@@ -170,8 +170,8 @@ class ProducerState:
             Reused: another send had that number.
         """
         window = self._windows.get(sent.producer)
-        known = window.sends.get(sent.sequence) if window is not None else None
-        if window is None or known is None:
+        send = window.sends.get(sent.sequence) if window is not None else None
+        if window is None or send is None:
             doubted = self.forgotten_until_ns if window is None else window.doubted_until_ns
             if doubted and first_tried_ns and first_tried_ns <= doubted + _LATE_NS:
                 raise TooOld(
@@ -186,32 +186,32 @@ class ProducerState:
                     f" none; {_WAY_OUT}"
                 )
             return None
-        target = self.topics.get(known.target)
-        if known.receipt.error is not None or target is None:
+        target = self.topics.get(send.target)
+        if send.receipt.error is not None or target is None:
             # The send was refused, or deleted with its topic.
             self._drop(window, sent.sequence)
             return None
-        if known.count != sent.count or target.target not in topic.parts:
+        if send.count != sent.count or target.target not in topic.at_queues:
             raise Reused(
                 f"producer {sent.producer.hex()} has sent other messages, or to another topic, by"
                 f" number {sent.sequence}: each send needs a number of its own"
             )
         self.repeated_count += 1
-        return known
+        return send
 
     def add(self, sent: Sent, send: ProducerSend, now_ns: int) -> None:
         """Remember a send, unless it is too old."""
-        window = self._heard(sent.producer, now_ns, self.forgotten_until_ns)
+        window = self._activated(sent.producer, now_ns, self.forgotten_until_ns)
         if sent.sequence > window.floor:
             self._count += sent.sequence not in window.sends
             window.sends[sent.sequence] = send
             self._trim(window)
 
-    def _heard(self, producer: bytes, now_ns: int, doubted_until_ns: int) -> _Window:
+    def _activated(self, producer: bytes, now_ns: int, doubted_until_ns: int) -> _Window:
         """Return a producer's window, now the most recently active."""
         window = self._windows.pop(producer, None) or _Window(doubted_until_ns)
         self._windows[producer] = window
-        window.heard_at_ns = max(window.heard_at_ns, now_ns)
+        window.active_at_ns = max(window.active_at_ns, now_ns)
         return window
 
     def _trim(self, window: _Window) -> None:
@@ -235,7 +235,7 @@ class ProducerState:
         window = self._windows.pop(next(iter(self._windows)))
         self._count -= len(window.sends)
         assert self._count >= 0
-        self.forgotten_until_ns = max(self.forgotten_until_ns, window.heard_at_ns)
+        self.forgotten_until_ns = max(self.forgotten_until_ns, window.active_at_ns)
 
     # the journal
 
@@ -251,7 +251,7 @@ class ProducerState:
         parts, size = [head], 0
         for producer, window in self._windows.items():
             rows = [send.row(number) for number, send in window.sends.items() if send.is_stored]
-            times_ns = (window.heard_at_ns, window.doubted_until_ns)
+            times_ns = (window.active_at_ns, window.doubted_until_ns)
             parts.append(_PRODUCER.pack(producer, window.floor, *times_ns, len(rows)))
             parts += rows
             size += _PRODUCER.size + _ROW.size * len(rows)
@@ -272,10 +272,10 @@ class ProducerState:
         self.forgotten_until_ns = max(self.forgotten_until_ns, forgotten_until_ns)
         at = _HEAD.size
         while at < len(entry):
-            producer, floor, heard_at_ns, doubted_ns, count = _PRODUCER.unpack_from(entry, at)
+            producer, floor, active_at_ns, doubted_ns, count = _PRODUCER.unpack_from(entry, at)
             at += _PRODUCER.size
             end = at + count * _ROW.size
-            window = self._heard(producer, heard_at_ns, doubted_ns)
+            window = self._activated(producer, active_at_ns, doubted_ns)
             window.floor = max(window.floor, floor)
             sends = window.sends
             for row in _ROW.iter_unpack(memoryview(entry)[at:end]):

@@ -93,17 +93,17 @@ class MovedCursors:
         for channel in channels:
             self._channels.popleft()
             channel.dirty = False
-            self._write_trail(channel, now_ns)
+            self._write_trace(channel, now_ns)
         write_accounts(self._log, now_ns, moved)
         return len(channels)
 
-    def _write_trail(self, channel: ChannelState, now_ns: int) -> None:
+    def _write_trace(self, channel: ChannelState, now_ns: int) -> None:
         """Write the trace of a channel's messages, if there is space."""
         topic = self._topics.get(channel.topic_id)
-        if topic is None or not channel.trail:
+        if topic is None or not channel.recorder:
             return
         with suppress(WritesRefused):
-            for piece in channel.trail.take(channel.id, channel.name):
+            for piece in channel.recorder.take(channel.id, channel.name):
                 self._log.append_journal(
                     RecordKind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
                 )

@@ -72,7 +72,7 @@ class Policy:
     @classmethod
     def settable(cls) -> list[Field[Any]]:
         """Return the fields that may be set."""
-        return [each for each in fields(cls) if "is_internal" not in each.metadata]
+        return [f for f in fields(cls) if "is_internal" not in f.metadata]
 
     def to_json(self) -> dict[str, object]:
         """Return the values that differ from the default, for the journal and for people."""
@@ -86,29 +86,31 @@ class Policy:
     @classmethod
     def read(cls: type[PolicyT], values: Mapping[str, Any]) -> PolicyT:
         """Read a policy from the journal; fields that a later version has added are left out."""
-        known = {each.name for each in fields(cls)}
-        kept = {name: value for name, value in values.items() if name in known}
+        names = {f.name for f in fields(cls)}
+        kept = {name: value for name, value in values.items() if name in names}
         return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
 
     def changed(self: PolicyT, changes: Mapping[str, object]) -> PolicyT:
         """Return the policy with changed values; None stands for the default. Raises BadPolicy."""
-        known = {each.name: each for each in self.settable()}
+        settings = {f.name: f for f in self.settable()}
         values: dict[str, Any] = {}
         for name, value in changes.items():
-            if name not in known:
+            if name not in settings:
                 raise BadPolicy(
                     f"there is no setting {shown_value(name, 80)}; the settings are"
-                    f" {', '.join(known)}"
+                    f" {', '.join(settings)}"
                 )
-            each = known[name]
-            values[name] = each.default if value is None else _checked(name, value, each.metadata)
+            setting = settings[name]
+            values[name] = (
+                setting.default if value is None else _checked(name, value, setting.metadata)
+            )
         return replace(self, **values)
 
 
 @cache
 def _defaults(kind: Any) -> list[tuple[str, object]]:
     """Return each field of a kind of policy, and its default."""
-    return [(each.name, each.default) for each in fields(kind)]
+    return [(f.name, f.default) for f in fields(kind)]
 
 
 def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
@@ -128,7 +130,7 @@ def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
     if "count" in limits:
         if not isinstance(value, list | tuple) or len(value) > limits["count"]:
             raise BadPolicy(f"{name} must be a list of at most {limits['count']} numbers")
-        return tuple(_within(name, each, limits) for each in value)
+        return tuple(_within(name, item, limits) for item in value)
     return _within(name, value, limits)
 
 
@@ -278,14 +280,14 @@ def check_dead_letter_topic(name: str, topic: str) -> None:
 
 def read_words(policy: Policy, words: Sequence[str]) -> dict[str, object]:
     """Read the fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
-    known = {each.name: each.metadata for each in policy.settable()}
+    settings = {f.name: f.metadata for f in policy.settable()}
     changes: dict[str, object] = {}
     for word in words:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
-        if name not in known:
-            raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(known)}")
-        changes[name] = None if text == "default" else _value(name, text, known[name])
+        if name not in settings:
+            raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(settings)}")
+        changes[name] = None if text == "default" else _value(name, text, settings[name])
     policy.changed(changes)  # Their limits.
     return changes
 
@@ -295,7 +297,7 @@ def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
         return text
     if text.startswith("["):
         return _listed(name, text)
-    pieces = [each.strip() for each in text.replace("||", ",").split(",")] if text else []
+    pieces = [piece.strip() for piece in text.replace("||", ",").split(",")] if text else []
     if limits.get("is_tags"):
         return pieces
     if "count" in limits:
@@ -332,5 +334,5 @@ def value_text(value: object) -> str:
     """Format a value as a user types it."""
     if not isinstance(value, list):
         return str(value)
-    texts = [str(each) for each in value]
-    return json.dumps(value) if any("," in each for each in texts) else ",".join(texts)
+    texts = [str(item) for item in value]
+    return json.dumps(value) if any("," in text for text in texts) else ",".join(texts)

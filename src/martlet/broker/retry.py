@@ -87,10 +87,10 @@ class RetryPolicy:
         """Whether a message with this number of failures is not redelivered."""
         return 0 < self.max_attempts <= failures
 
-    def delay_ns(self, failures: int, cause: Cause, asked_ns: int) -> int:
+    def delay_ns(self, failures: int, cause: Cause, requested_ns: int) -> int:
         """Return the delay of a message with this number of failures and a requested delay."""
-        if asked_ns or (cause is Cause.GIVEN_BACK and failures <= 1):
-            return asked_ns
+        if requested_ns or (cause is Cause.GIVEN_BACK and failures <= 1):
+            return requested_ns
         number = max(1, min(failures, len(self.delays_ns)))
         return self.delays_ns[number - 1]
 

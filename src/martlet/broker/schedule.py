@@ -118,7 +118,7 @@ class Schedule:
             alarm.set_for_ns = None
             alarm.is_due = True
             due.append((time_ns, alarm))
-        return deque(sorted(due, key=lambda each: each[1].rank))
+        return deque(sorted(due, key=lambda entry: entry[1].rank))
 
     @staticmethod
     def _put_back(due: deque[tuple[int, Alarm]]) -> None:

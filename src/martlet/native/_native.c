@@ -123,14 +123,14 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 #define NAMES(X)                                                                                   \
     X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_lend) X(_line)        \
     X(_own) X(_waits) X(answered) X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded)   \
-    X(brief) X(by_offset) X(channel) X(client) X(consumer) X(cursor) X(decoder) X(delivery)        \
-    X(dirty) X(end_offset) X(epoch) X(failed) X(finish_count) X(finishes) X(floor)                 \
+    X(brief) X(by_offset) X(channel) X(channel_filter) X(client) X(consumer) X(cursor) X(decoder)  \
+    X(delivery) X(dirty) X(end_offset) X(epoch) X(failed) X(finish_count) X(finishes) X(floor)     \
     X(get_write_buffer_size) X(grant_one) X(heard) X(id_base) X(in_flight_count) X(is_ready)       \
     X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next) X(note) X(number)     \
     X(offset_of) X(order) X(paused) X(paused_at) X(pending) X(position) X(pump) X(queue)           \
-    X(rate_limit) X(ready_count) X(release_one) X(replies) X(sample_rate) X(several) X(state)      \
-    X(stored) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics) X(trail)           \
-    X(transport) X(unconfirmed) X(visible_end) X(wanted) X(window) X(write) X(written)
+    X(rate_limit) X(ready_count) X(recorder) X(release_one) X(replies) X(sample_rate) X(several)   \
+    X(state) X(stored) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics)           \
+    X(transport) X(unconfirmed) X(visible_end) X(window) X(write) X(written)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
@@ -256,8 +256,8 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
         return 0;
     LET(delivery, Py_NewRef(first)); ONLY_OF(delivery, DELIVERY);
     ONLY_IF(delivery, order, Py_None); ONLY_IF(delivery, rate_limit, Py_None);
-    GET(state, delivery, state); ONLY_IF(state, wanted, Py_None); ONLY_IF(state, paused, Py_False);
-    GET(cursor, state, cursor); GET(window, cursor, window);
+    GET(state, delivery, state); ONLY_IF(state, channel_filter, Py_None);
+    ONLY_IF(state, paused, Py_False); GET(cursor, state, cursor); GET(window, cursor, window);
     GET(pending, cursor, pending); GET(pending_by_offset, pending, by_offset);
     GET(line, delivery, _line); INT(next, window, next); INT(floor, window, floor);
     COUNT(pending_count, pending_by_offset); COUNT(line_count, line);
@@ -392,12 +392,12 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     const uint8_t *input = lane->received.buf;
     if (length != FINISH_BYTES || memcmp(input, "FIN ", 4) || input[FINISH_BYTES - 1] != '\n')
         return 0;
-    GET(channel, connection, channel); ONLY_OF(channel, CHANNEL); ONLY_IF(channel, trail, Py_None);
+    GET(channel, connection, channel); ONLY_OF(channel, CHANNEL);
     GET(consumer, connection, consumer); ONLY_OF(consumer, CONSUMER); /* not blocked: it is read */
     GET(delivery, channel, delivery); GET(line, delivery, _line); ONLY_IF(delivery, order, Py_None);
     GET(queue, channel, queue); GET(cursor, channel, cursor); GET(window, cursor, window);
     GET(pending, cursor, pending); GET(pending_by_offset, pending, by_offset);
-    GET(finishes, channel, finishes);
+    GET(finishes, channel, finishes); ONLY_IF(channel, recorder, Py_None);
     INT(visible_end, queue, visible_end); INT(answered, consumer, answered);
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
     int in_line = is(consumer, n_is_ready, Py_True); TRY(in_line);

@@ -162,7 +162,7 @@ def broker_settings(options: BrokerOptions, log: logging.Logger) -> dict[str, An
         "max_channels": options.max_channels_per_topic,
         "max_timeout_ns": options.max_msg_timeout_ns,
         "latency_window_ns": options.latency_window_ns,
-        "retention": Retention.asked(options.retention_ns, options.retention_bytes),
+        "retention": Retention.from_flags(options.retention_ns, options.retention_bytes),
         "keep_emptied_ns": options.keep_emptied_ns,
         "transactions": transaction_limits(options),
         "watermarks": Watermarks(options.disk_clean_percent, options.disk_force_percent),

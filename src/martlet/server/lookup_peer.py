@@ -320,14 +320,14 @@ class LookupPeers:
 
     async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
         """Create the channels that a new topic has at other brokers; they get all its messages."""
-        starts = {part.number: part.backlog_offset for part in topic.parts}
+        starts = {part.number: part.backlog_offset for part in topic.at_queues}
         answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
         for name in dict.fromkeys(name for names in answers for name in names):
             known = self._broker.topics.get(topic.name) is topic
             if known and name not in topic.channels:
                 try:
                     # A queue added meanwhile is as new as the topic.
-                    starts = {part.number: starts.get(part.number, 0) for part in topic.parts}
+                    starts = {part.number: starts.get(part.number, 0) for part in topic.at_queues}
                     topic.channel(name, starts, policy=ChannelPolicy(from_lookup=True))
                 except WritesRefused as error:
                     log.error("TOPIC(%s): channel(%s) is not made: %s", topic.name, name, error)

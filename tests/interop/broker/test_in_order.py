@@ -31,7 +31,7 @@ def fill(broker: Broker, **policy: Any) -> None:
         topic.configure_channel("c", settings)
     for number in range(EACH):
         for queue in range(QUEUES):
-            topic.part(queue).stage([b"%d %d" % (queue, number)], 0)
+            topic.at_queue(queue).stage([b"%d %d" % (queue, number)], 0)
     core.commit()
 
 
@@ -204,7 +204,7 @@ async def test_only_a_client_that_asks_for_it_gets_several_messages_and_recalls(
         assert sorted(map(str, plain.got)) == [str(b"%d 0" % queue) for queue in range(QUEUES)]
         assert plain.connection.id_base is None
         topic = broker.server.broker.topics["t"]
-        ids = [part.queue.message_id(0) for part in topic.parts]
+        ids = [part.queue.message_id(0) for part in topic.at_queues]
         plain.connection.write(commands.ready(0) + commands.finish(ids))
         plain.connection.close()
 
@@ -215,7 +215,7 @@ async def test_only_a_client_that_asks_for_it_gets_several_messages_and_recalls(
         for queue in range(QUEUES):
             of_queue = [body for body in client.got if body.startswith(b"%d" % queue)]
             assert of_queue == [b"%d %d" % (queue, number) for number in range(1, 11)]
-        client.connection.write(commands.requeue(topic.part(1).queue.message_id(1), 0))
+        client.connection.write(commands.requeue(topic.at_queue(1).queue.message_id(1), 0))
         await client.until(32)
         assert client.got[30:] == [1, b"1 1"]
         client.connection.abort()

@@ -123,8 +123,8 @@ def test_a_message_that_failed_twice_and_was_finished(
     capfd.readouterr()
     assert main(["log", "dump", str(broker.data_path), "--json"]) == 0
     records = map(json.loads, capfd.readouterr().out.splitlines())
-    trails = [record for record in records if record.get("kind") == "trace"]
-    assert {trail["channel"] for trail in trails} == {"billing"}
+    traces = [record for record in records if record.get("kind") == "trace"]
+    assert {trace["channel"] for trace in traces} == {"billing"}
 
 
 async def test_after_a_kill_the_trace_is_true(broker: BrokerProcess) -> None:

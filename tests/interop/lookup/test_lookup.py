@@ -487,7 +487,7 @@ def put(broker: Broker, queues: int, body: bytes) -> None:
     core = broker.server.broker
     core.topic("t")
     core.set_queues("t", queues)
-    for part in core.topic("t").parts:
+    for part in core.topic("t").at_queues:
         part.stage([b"%b %d" % (body, part.number)])
     core.commit()
 

@@ -23,11 +23,11 @@ def group(core: Core, topic: str = "t", name: str = "g") -> Channel:
 def fetched(core: Core, channel: Channel, offset: int, max_bytes: int = 1 << 20) -> Fetched:
     fetch = Fetch(core.broker.log, channel.queue, offset, channel.id)
     fetch.on_lost = channel.cursor.on_lost
-    return fetch.read_on(channel.source, 1000, max_bytes, channel.wanted)
+    return fetch.read_on(channel.source, 1000, max_bytes, channel.channel_filter)
 
 
 def bodies(found: Fetched) -> list[bytes]:
-    return [message.body for part in found.parts for message in parse(bytes(part))]
+    return [message.body for part in found.frames for message in parse(bytes(part))]
 
 
 def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
@@ -58,7 +58,7 @@ def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
 def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cursor_module, "MAX_LOOKED", 3)
+    monkeypatch.setattr(cursor_module, "MAX_TESTED", 3)
     core = Core()
     topic = core.broker.topic("t")
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["red"]})

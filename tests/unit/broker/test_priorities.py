@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def publish(broker: BrokerCore, priority: int, *bodies: bytes, due_ns: int = 0) -> None:
-    part = broker.part_of_priority(broker.topic("t"), priority)
+    part = broker.queue_of_priority(broker.topic("t"), priority)
     assert part.stage(list(bodies), due_ns).error is None
     broker.commit()
 
@@ -95,9 +95,9 @@ def test_a_turn_is_as_long_as_there_is_capacity_and_puts_off_the_next_one(
     while len(seen) < 1200:
         later, client.got = client.got[at_once:], client.got[:at_once]
         seen += b"".join(got.body[:1] for got in client.got)
-        places = [client.place(got) for got in client.got]
+        positions = [client.position(got) for got in client.got]
         client.got = later
-        client.channel.finish_run(client.consumer, np.array(places, np.int64))
+        client.channel.finish_run(client.consumer, np.array(positions, np.int64))
     lengths = [len(list(run)) for _, run in groupby(seen)]
     assert [*zip(lengths[::2], lengths[1::2], strict=False)][:3] == [first, then, then][
         : len(lengths) // 2
@@ -124,7 +124,7 @@ def test_messages_that_come_again_keep_their_priority() -> None:
     (first,) = client.got
     assert first.body == b"urgent"
     client.got.clear()
-    client.channel.requeue(client.consumer, client.place(first), SECOND_NS)
+    client.channel.requeue(client.consumer, client.position(first), SECOND_NS)
     assert [got.body for got in client.got] == [b"0-00000"]
     core.wait(SECOND_NS)
     seen = drain(client, 3)
@@ -187,9 +187,9 @@ def test_priorities_beside_several_queues() -> None:
     topic = core.broker.topics["t"]
     publish(core.broker, 9, b"urgent")
     core.broker.set_queues("t", 4)
-    assert [part.queue.priority for part in topic.parts] == [4, 4, 4, 9, 4]
-    assert {topic.part_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 4}
-    assert {topic.next_part().number for _ in range(1)} <= {0, 1, 2, 4}
+    assert [part.queue.priority for part in topic.at_queues] == [4, 4, 4, 9, 4]
+    assert {topic.queue_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 4}
+    assert {topic.next_queue().number for _ in range(1)} <= {0, 1, 2, 4}
     with pytest.raises(QueuesRefused, match="has 4 queues and cannot have 2"):
         core.broker.set_queues("t", 2)
 
@@ -313,7 +313,7 @@ def test_the_work_for_an_answer_does_not_grow_with_the_queues(priority: int) -> 
             client.got, (got,) = [], client.got
             count += lines_run(partial(client.finish, got))
         assert not client.got
-        for part in core.broker.topics["t"].parts:
+        for part in core.broker.topics["t"].at_queues:
             part.stage([b"one in each"])
         core.broker.commit()
         drain(client, queues // 2)
@@ -337,7 +337,7 @@ def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
     core = Core()
     topic = core.broker.topic("t")
     topic.channel("c")
-    urgent = core.broker.part_of_priority(topic, 9)
+    urgent = core.broker.queue_of_priority(topic, 9)
     topic.configure_channel("c", ChannelPolicy.read({"order": "key"}))
     key = Properties(order_key="k").pack()
     urgent.stage([b"first", b"second"], 0, [(0, key), (1, key)])
@@ -346,7 +346,7 @@ def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
     publish(core.broker, 4, *numbered(4, 3))
     assert client.ready(3).bodies == [b"first", *numbered(4, 2)]
     urgent.channels["c"].drop_ranges([(0, 1)])
-    for part in topic.parts:
+    for part in topic.at_queues:
         part.resume_delivery()
     assert client.bodies[3:] == [b"second"]
 

@@ -54,24 +54,24 @@ class Client:
         self.channel.set_ready(self.consumer, count)
         return self
 
-    def place(self, got: Got) -> int:
+    def position(self, got: Got) -> int:
         return cast(int, self.channel.queue.offset_of(got.id))
 
     def finish(self, *some: Got) -> None:
         for got in some:
-            self.channel.finish(self.consumer, self.place(got))
+            self.channel.finish(self.consumer, self.position(got))
 
     def finish_all(self) -> None:
-        places = np.array([self.place(got) for got in self.got], np.uint64).view(np.int64)
+        positions = np.array([self.position(got) for got in self.got], np.uint64).view(np.int64)
         self.got.clear()
-        assert not len(self.channel.finish_run(self.consumer, places))
+        assert not len(self.channel.finish_run(self.consumer, positions))
 
     def leave(self) -> None:
         self.channel.remove_consumer(self.consumer)
 
 
 def publish(broker: BrokerCore, name: str, queue: int, *bodies: bytes, due_ns: int = 0) -> None:
-    assert broker.topics[name].part(queue).stage(list(bodies), due_ns).error is None
+    assert broker.topics[name].at_queue(queue).stage(list(bodies), due_ns).error is None
     broker.commit()
 
 
@@ -84,40 +84,42 @@ def four(**options: Any) -> Core:
 def test_each_queue_has_offsets_of_its_own_and_ids_that_lead_back() -> None:
     core = four()
     topic = core.broker.topics["t"]
-    assert [part.number for part in topic.parts] == [part.queue.number for part in topic.parts]
-    assert len({part.id for part in topic.parts}) == 4
+    assert [part.number for part in topic.at_queues] == [
+        part.queue.number for part in topic.at_queues
+    ]
+    assert len({part.id for part in topic.at_queues}) == 4
     client = Client(core).ready(100)
     for queue in (2, 0, 2, 3):
         publish(core.broker, "t", queue, b"%d" % queue)
     assert client.bodies == [b"2", b"0", b"2", b"3"]
-    places = [client.place(got) for got in client.got]
-    assert [(p >> 54, p & (1 << 54) - 1) for p in places] == [(2, 0), (0, 0), (2, 1), (3, 0)]
-    assert [part.queue.end_offset for part in topic.parts] == [1, 0, 2, 1]
+    positions = [client.position(got) for got in client.got]
+    assert [(p >> 54, p & (1 << 54) - 1) for p in positions] == [(2, 0), (0, 0), (2, 1), (3, 0)]
+    assert [part.queue.end_offset for part in topic.at_queues] == [1, 0, 2, 1]
 
 
 def test_messages_without_a_target_queue_go_to_the_queues_in_turn() -> None:
     core = four()
     topic = core.broker.topics["t"]
     for _ in range(2):
-        topic.next_part().stage([b"a"])
-        assert topic.next_part().stage([b"b"]) is topic.next_part().queue.receipt
+        topic.next_queue().stage([b"a"])
+        assert topic.next_queue().stage([b"b"]) is topic.next_queue().queue.receipt
         core.broker.commit()
     for _ in range(6):
-        core.broker.append(topic.next_part(), b"lone")
-    assert sorted(part.queue.end_offset for part in topic.parts) == [2, 2, 3, 3]
+        core.broker.append(topic.next_queue(), b"lone")
+    assert sorted(part.queue.end_offset for part in topic.at_queues) == [2, 2, 3, 3]
 
 
 def test_a_key_always_leads_to_the_same_queue() -> None:
     core = four()
     topic = core.broker.topics["t"]
     # See tests/unit/properties/test_key_hash.py.
-    assert topic.part_for_key(b"123456789").number == 0xAC7081CC % 4
-    assert {topic.part_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 3}
+    assert topic.queue_for_key(b"123456789").number == 0xAC7081CC % 4
+    assert {topic.queue_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 3}
     with pytest.raises(
         NotFound,
         match=r"'t' has no queue 4: it has 4 queues, 0 to 3; add queues with: .* --queues=5",
     ):
-        topic.part(4)
+        topic.at_queue(4)
 
 
 def test_ready_counts_for_all_queues_together_and_they_take_turns() -> None:
@@ -151,9 +153,9 @@ def test_a_run_of_fins_of_several_queues() -> None:
     base = client.channel.queue.id_base
     wrong = np.array([(5 << 54), (1 << 54) + 400, (1 << 64) - 1], np.uint64).view(np.int64)
     assert sorted(channel.finish_run(client.consumer, wrong).tolist()) == sorted(wrong.tolist())
-    for place in wrong.tolist():
+    for position in wrong.tolist():
         with pytest.raises(NotInFlight):
-            channel.finish(client.consumer, place)
+            channel.finish(client.consumer, position)
     assert client.channel.queue.message_id(5 << 54) == b"%016x" % ((base + (5 << 54)) % (1 << 64))
     client.finish_all()
     assert channel.in_flight_count == channel.depth == 0
@@ -170,11 +172,11 @@ def test_a_fin_said_twice_in_a_run_of_ordered_queues_is_refused_once() -> None:
     first = [2 << 54, 0, 1 << 54, 3 << 54]
     left = client.channel.finish_run(client.consumer, np.array([*first, 2 << 54, 0], np.int64))
     refused = []
-    for place in left.tolist():
+    for position in left.tolist():
         try:
-            client.channel.finish(client.consumer, place)
+            client.channel.finish(client.consumer, position)
         except NotInFlight:
-            refused.append(place)
+            refused.append(position)
     assert sorted(refused) == [0, 2 << 54]
     assert client.consumer.finish_count == 4
     assert len(client.got) == 8
@@ -201,7 +203,7 @@ def test_capacity_freed_by_an_operator_serves_all_queues() -> None:
     client = Client(core).ready(1)
     publish(core.broker, "t", 3, b"3")
     assert client.bodies == [b"0"]
-    client.channel.parts[0].empty()
+    client.channel.at_queues[0].empty()
     assert client.bodies == [b"0", b"3"]
 
 
@@ -215,7 +217,7 @@ def test_messages_of_a_client_go_to_others_when_it_leaves() -> None:
     first.leave()
     assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
     assert {got.attempts for got in second.got} == {2}
-    assert not first.channel.parts[0].numbers.keys() & {1}
+    assert not first.channel.at_queues[0].numbers.keys() & {1}
 
 
 def test_a_client_that_is_blocked_gets_nothing_from_any_queue() -> None:
@@ -233,8 +235,8 @@ def test_requeue_and_touch_reach_the_right_queue() -> None:
     core = four()
     publish(core.broker, "t", 2, b"2")
     client = Client(core).ready(1)
-    client.channel.touch(client.consumer, client.place(client.got[0]))
-    client.channel.requeue(client.consumer, client.place(client.got[0]), SECOND_NS)
+    client.channel.touch(client.consumer, client.position(client.got[0]))
+    client.channel.requeue(client.consumer, client.position(client.got[0]), SECOND_NS)
     publish(core.broker, "t", 1, b"1")
     assert client.bodies == [b"2", b"1"]
     client.finish(client.got[1])
@@ -261,8 +263,8 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
         core.flush()
         life()
         topic = core.broker.topics["t"]
-        assert len(topic.parts) == 4
-        assert all(part.paused and part.channels["c"].paused for part in topic.parts)
+        assert len(topic.at_queues) == 4
+        assert all(part.paused and part.channels["c"].paused for part in topic.at_queues)
         assert topic.all_queues.depth == 4
     topic.set_paused(False)
     topic.pause_channel("c", False)
@@ -270,7 +272,7 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
     assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
     topic.delete_channel("c")
     assert client.closed == 1
-    assert not any(part.channels for part in topic.parts)
+    assert not any(part.channels for part in topic.at_queues)
     core.broker.delete_topic("t")
     assert not core.broker.by_id
     core.kill()
@@ -320,7 +322,7 @@ def test_a_topic_grows_under_its_consumers() -> None:
     channel = client.channel
     core.broker.set_queues("t", 5)
     assert client.channel is channel
-    assert len(channel.parts) == 5
+    assert len(channel.at_queues) == 5
     client.ready(10)
     publish(core.broker, "t", 4, b"f")
     assert client.bodies[-1] == b"f"
@@ -340,14 +342,14 @@ def test_a_grown_topic_is_there_after_a_restart_with_its_channels() -> None:
     core.publish("t", b"0")
     core.broker.set_queues("t", 3)
     publish(core.broker, "t", 2, b"2")
-    ids = [part.id for part in core.broker.topics["t"].parts]
-    bases = [part.queue.id_base for part in core.broker.topics["t"].parts]
+    ids = [part.id for part in core.broker.topics["t"].at_queues]
+    bases = [part.queue.id_base for part in core.broker.topics["t"].at_queues]
     for life in (core.kill, core.stop):
         life()
         topic = core.broker.topics["t"]
-        assert [part.id for part in topic.parts] == ids
-        assert [part.queue.id_base for part in topic.parts] == bases
-        assert all(part.channels["d"].paused for part in topic.parts)
+        assert [part.id for part in topic.at_queues] == ids
+        assert [part.queue.id_base for part in topic.at_queues] == bases
+        assert all(part.channels["d"].paused for part in topic.at_queues)
         assert topic.channels["c"].all_queues.depth == 2
     assert sorted(Client(core).ready(10).bodies) == [b"0", b"2"]
 
@@ -364,10 +366,10 @@ def test_a_power_cut_leaves_all_new_queues_or_none(seed: int) -> None:
     core.broker.topics["t"].set_paused(True)
     core.kill(power=True)
     topic = core.broker.topics["t"]
-    assert len(topic.parts) in (1, 3)
-    assert all("c" in part.channels for part in topic.parts)
-    for part in topic.parts:
-        assert part.channels["c"].parts == [p.channels["c"] for p in topic.parts]
+    assert len(topic.at_queues) in (1, 3)
+    assert all("c" in part.channels for part in topic.at_queues)
+    for part in topic.at_queues:
+        assert part.channels["c"].at_queues == [p.channels["c"] for p in topic.at_queues]
 
 
 def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> None:
@@ -390,7 +392,7 @@ def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> Non
     topic.set_paused(False)
     publish(core.broker, "t", 1, b"1")
     core.kill()
-    assert len(core.broker.topics["t"].parts) == 2
+    assert len(core.broker.topics["t"].at_queues) == 2
     assert Client(core).ready(10).bodies == [b"1"]
 
 
@@ -419,7 +421,7 @@ def test_queues_that_cannot_be_written_down_are_not_made() -> None:
         with pytest.raises(WritesRefused):
             core.broker.set_queues("t", 3)
     topic = core.broker.topics["t"]
-    assert topic.parts == [topic]
+    assert topic.at_queues == [topic]
     assert not topic.several
     assert client.channel is topic.channels["c"]
     with pytest.MonkeyPatch.context() as context:
@@ -431,7 +433,7 @@ def test_queues_that_cannot_be_written_down_are_not_made() -> None:
             topic.set_paused(True)
         with pytest.raises(WritesRefused):
             topic.delete_channel("c")
-    assert all(part.channels.keys() == {"c"} and not part.paused for part in topic.parts)
+    assert all(part.channels.keys() == {"c"} and not part.paused for part in topic.at_queues)
 
 
 def test_an_ephemeral_channel_goes_from_all_queues_with_its_last_consumer() -> None:
@@ -440,7 +442,7 @@ def test_an_ephemeral_channel_goes_from_all_queues_with_its_last_consumer() -> N
     client = Client(core, channel="e#ephemeral")
     client.leave()
     core.broker.left(topic, client.channel)
-    assert not any(part.channels for part in topic.parts)
+    assert not any(part.channels for part in topic.at_queues)
 
 
 def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None:
@@ -451,7 +453,7 @@ def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None
     for number in range(200):
         body = b"%d " % number * 40
         published.append(body)
-        core.broker.append(topic.next_part(), body)
+        core.broker.append(topic.next_queue(), body)
     core.checkpoint()
     segments = len(core.broker.log.segments)
     assert segments > 4
@@ -471,9 +473,9 @@ def test_indexes_of_all_queues_are_made_anew_from_the_log() -> None:
     core = four()
     topic = core.broker.topics["t"]
     for number in range(40):
-        core.broker.append(topic.next_part(), b"%d" % number)
+        core.broker.append(topic.next_queue(), b"%d" % number)
     core.checkpoint()
-    names = [part.queue.index.name for part in topic.parts]
+    names = [part.queue.index.name for part in topic.at_queues]
     assert len(set(names)) == 4
     core.storage.remove(names[2])
     core.kill()
@@ -534,7 +536,7 @@ def test_started_messages_of_a_client_are_found_over_all_queues() -> None:
     client.leave()
     failures = {
         client.channel.queue.message_id((queue << 54) + offset): message.failures
-        for queue, part in enumerate(client.channel.parts)
+        for queue, part in enumerate(client.channel.at_queues)
         for offset, message in part.cursor.pending.by_offset.items()
     }
     counts = [failures.get(got.id) for got in client.got]

@@ -323,7 +323,7 @@ def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() 
     topic.channel("c")
     topic.configure_channel("c", ChannelPolicy(max_attempts=1))
     core.broker.set_queues("t", 4)
-    for part in topic.parts:
+    for part in topic.at_queues:
         client = Client(part.channels["c"], 60 * SECOND_NS).ready(1)
         part.stage([b"%d" % part.number])
         core.broker.commit()

@@ -50,7 +50,7 @@ SAME_NS = MILLISECOND_NS
 
 
 class Channel(ChannelState):
-    """A channel of a topic, at one of its queues: its state, and the parts that work on it.
+    """A channel of a topic, at one of its queues: its state, and the objects that work on it.
 
     Args:
         id: its number in the log.
@@ -73,7 +73,7 @@ class Channel(ChannelState):
         self.redelivery = redelivery = Redelivery(self, delivery)
         self.moving = MovingMessages(self, delivery.pump)
         self.alarm = context.schedule.alarm(self._expire, NORMAL_PRIORITY - self.queue.priority)
-        self.parts: list[Channel] = [self]
+        self.at_queues: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
         self.all_queues: Channel | PartitionedChannel = self
         """The object that clients subscribe to."""
@@ -81,7 +81,7 @@ class Channel(ChannelState):
         """The members and their queues, of a group."""
         self._last_number = 0
         self._follow_wall()
-        # Methods of the parts, bound as attributes: a wrapper would cost a call for each message.
+        # Bound methods, as attributes: a wrapper would cost a call for each message.
         self.pump = delivery.pump
         self.resume = delivery.resume
         self.set_ready = delivery.set_ready
@@ -99,7 +99,7 @@ class Channel(ChannelState):
         before, self.policy = self.policy, policy
         self.retry = RetryPolicy.of(policy)
         self._limit_rate(before)
-        self.wanted = _filter_of(policy)
+        self.channel_filter = _filter_of(policy)
         if policy.kind != "shared" and self.group is None:
             self.group = group_queue(self, policy.kind)
             self.group.members.on_lost = self._charge
@@ -120,8 +120,8 @@ class Channel(ChannelState):
         if (rate_per_s, burst) == (before.rate_per_s, before.rate_burst):
             return
         self.delivery.rate_limit = None
-        if self.parts[0] is not self:
-            self.delivery.rate_limit = self.parts[0].delivery.rate_limit
+        if self.at_queues[0] is not self:
+            self.delivery.rate_limit = self.at_queues[0].delivery.rate_limit
         elif rate_per_s:
             clock = self.context.clock
             alarm = self.context.schedule.alarm(lambda _now_ns: limit.ring())
@@ -131,7 +131,7 @@ class Channel(ChannelState):
     def _charge(self, member: GroupConsumer) -> None:
         """Charge a lost member with all messages that it had started, at any queue."""
         for queue, started in member.started.items():
-            group = self.parts[queue].group
+            group = self.at_queues[queue].group
             if group is not None and queue in member.held:
                 group.charge(started, member)
 
@@ -254,7 +254,7 @@ class Channel(ChannelState):
         self.consumers[self.consumers.index(consumer)] = share
         self.numbers[consumer.number] = share
         if consumer.is_ready:
-            self.delivery.take_place(consumer, share)
+            self.delivery.replace_in_line(consumer, share)
         for _, message in self.cursor.pending.owned_by(consumer):
             message.owner = share
         return subscriber
@@ -298,14 +298,16 @@ class Channel(ChannelState):
             message = cursor.pending.get(offset, consumer)
             if message is None:
                 return False
-            consumer.progress.answered(message.asked_rank, offset)
+            consumer.progress.answered(message.first_rank, offset)
             # The answer may be to an earlier delivery: the client may have another copy.
-            if message.asked_rank < message.rank:
+            if message.first_rank < message.rank:
                 consumer.progress.answered_late(self.context.clock(), used_up=False)
             cursor.pending.remove(offset)
         self.finishes.note(offset)
-        if self.trail is not None:
-            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.wall(), consumer)
+        if self.recorder is not None:
+            self.recorder.note(
+                TraceStep.FINISHED, offset, offset + 1, self.context.wall(), consumer
+            )
         self._finished(consumer, 1)
         return True
 
@@ -334,8 +336,8 @@ class Channel(ChannelState):
                 return offsets
             offsets = np.sort(np.concatenate((some, others)))
         self.finishes.note_run(offsets)
-        if self.trail is not None:
-            self.trail.note_run(TraceStep.FINISHED, offsets, self.context.wall(), consumer)
+        if self.recorder is not None:
+            self.recorder.note_run(TraceStep.FINISHED, offsets, self.context.wall(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
@@ -356,9 +358,9 @@ class Channel(ChannelState):
                 held[offset] = message
         if not held:
             return _NO_OFFSETS, offsets
-        consumer.progress.answered(*max((held[each].asked_rank, each) for each in held))
+        consumer.progress.answered(*max((held[offset].first_rank, offset) for offset in held))
         # Some answers may be to earlier deliveries, as in `finish`.
-        if any(message.asked_rank < message.rank for message in held.values()):
+        if any(message.first_rank < message.rank for message in held.values()):
             consumer.progress.answered_late(self.context.clock(), used_up=False)
         pending.finish_owned(held.keys())
         return np.fromiter(held, np.int64, len(held)), np.array(left, np.int64)
@@ -515,8 +517,8 @@ class Channel(ChannelState):
                 held = cursor.window.release_range(consumer.number, first, lease.end)
                 consumer.in_flight_count -= len(held)
             consumer.cut_leases(offset)
-        for known, message in cursor.pending.by_offset.items():
-            if known >= offset and message.owner is not None:
+        for pending_offset, message in cursor.pending.by_offset.items():
+            if pending_offset >= offset and message.owner is not None:
                 message.owner.in_flight_count -= 1
         cursor.go_back(offset)
         self.delivery.changed()

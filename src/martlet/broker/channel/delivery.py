@@ -25,7 +25,7 @@ from martlet.properties.block import pack_block
 from martlet.rate_limit import RateLimit
 
 _PUT_OFF_NS = 1_000_000_000
-_LOOK_ON_NS = 100_000
+_PUMP_AGAIN_NS = 100_000
 """The delay before a filter searches the next batches."""
 _lease = partial(tuple.__new__, Lease)
 """Makes a `Lease` of a tuple, without a call in Python."""
@@ -42,7 +42,7 @@ class Delivery:
     """Delivers the messages of a channel.
 
     Args:
-        waiting: the parts to wake on new messages; contains this one while a consumer has capacity.
+        waiting: what to wake on new messages; contains this one while a consumer has capacity.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Delivery:
             if not self._line:
                 del self._waiting[self]
 
-    def take_place(self, consumer: ChannelConsumer, successor: ChannelConsumer) -> None:
+    def replace_in_line(self, consumer: ChannelConsumer, successor: ChannelConsumer) -> None:
         """Replace a consumer in the ready line by its successor."""
         line = list(self._line)
         line[line.index(consumer)] = successor
@@ -134,7 +134,7 @@ class Delivery:
         return cursor.pending.ready_count > 0 or self._limit(cursor) > cursor.next
 
     def watch(self, watch: Waiting | None) -> None:
-        """Let a part be called when messages may wait, instead of the one before; None for none."""
+        """Call an object when messages may wait, instead of the one before; None for none."""
         self.ignore_arrivals()
         self._watch = watch
         self.cursor.pending.on_ready = None if watch is None else watch.pump
@@ -196,7 +196,7 @@ class Delivery:
                         room = min(room, -(-available // len(line)))
                         line.rotate(-1)
                     if not self.grant(consumer, room, limit):
-                        self.look_again_soon()
+                        self.pump_again_soon()
                         return
         except OSError as error:
             state.context.put_off(state, error)
@@ -211,7 +211,7 @@ class Delivery:
         cursor = state.cursor
         window = cursor.window
         line = self._line
-        plain = state.wanted is None and self.order is None and self.rate_limit is None
+        plain = state.channel_filter is None and self.order is None and self.rate_limit is None
         free = window.next == offset and line and not state.paused and plain
         if not free or cursor.pending.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
@@ -240,22 +240,23 @@ class Delivery:
         if consumer.sample_rate:
             max_count = 1
         first = window.next
-        number, wanted, with_properties = consumer.number, state.wanted, consumer.with_properties
-        if wanted is None:
+        number, with_properties = consumer.number, consumer.with_properties
+        channel_filter = state.channel_filter
+        if channel_filter is None:
             parts, taken = cursor.take(number, max_count, limit, with_properties=with_properties)
         else:
             parts, taken = cursor.take_matching(
-                number, max_count, limit, wanted, with_properties=with_properties
+                number, max_count, limit, channel_filter, with_properties=with_properties
             )
         if not state.dirty:
             state.moved()
         if not taken:
-            return wanted is None or window.next >= limit
+            return channel_filter is None or window.next >= limit
         self._lend(consumer, first, taken)
         consumer.client.send_messages(parts)
         if window.next - window.floor > COMFORTABLE_SPAN:
             self._thin_out(window.floor + window.crowd())
-        return wanted is None or cursor.may_look
+        return channel_filter is None or cursor.may_test_more
 
     def _lend(self, consumer: ChannelConsumer, first: int, count: int) -> None:
         """Record that a consumer holds the window's offsets from `first` on."""
@@ -264,8 +265,8 @@ class Delivery:
         leases = consumer.leases
         now_ns = state.context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
-        if state.trail is not None:
-            self._trace_delivery(state.trail, consumer, first, count, state.context.wall())
+        if state.recorder is not None:
+            self._trace_delivery(state.recorder, consumer, first, count, state.context.wall())
         if leases and leases[0].end <= window.floor:
             consumer.trim_leases(window.floor)
         leases.append(_lease((first, window.next, deadline_ns, next_rank())))
@@ -278,16 +279,21 @@ class Delivery:
             alarm.at(deadline_ns)
 
     def _trace_delivery(
-        self, trail: TraceRecorder, consumer: ChannelConsumer, first: int, count: int, now_ns: int
+        self,
+        recorder: TraceRecorder,
+        consumer: ChannelConsumer,
+        first: int,
+        count: int,
+        now_ns: int,
     ) -> None:
         window = self.cursor.window
         end = window.next
         if end - first == count:
-            trail.note(TraceStep.DELIVERED, first, end, now_ns, consumer, 1)
+            recorder.note(TraceStep.DELIVERED, first, end, now_ns, consumer, 1)
             return
         held = window.held_offsets(first, end)
         for begin, stop in merged(held, held + 1):
-            trail.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
+            recorder.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
 
     def _grant_pending(self, consumer: ChannelConsumer) -> None:
         pending = self.cursor.pending
@@ -303,12 +309,12 @@ class Delivery:
         pending, progress = cursor.pending, consumer.progress
         with_properties = consumer.with_properties
         notes_failures = state.retry is not None and progress.says_started
-        is_plain = state.wanted is None and not consumer.sample_rate
+        is_plain = state.channel_filter is None and not consumer.sample_rate
         held: list[int] = []
         frames: list[memoryview | bytes | bytearray] = []
         entries: list[tuple[int, bytes]] = []
         for offset, frame, properties in cursor.messages(
-            offsets, with_properties=with_properties or state.wanted is not None
+            offsets, with_properties=with_properties or state.channel_filter is not None
         ):
             is_wanted = is_plain or (self.wants(properties) and not self.samples_out(consumer))
             if frame is None or not is_wanted:
@@ -316,7 +322,7 @@ class Delivery:
                 continue
             message = pending.by_offset[offset]
             if message.last_progress is not progress:
-                message.asked_rank = 0
+                message.first_rank = 0
             if message.failures and notes_failures:
                 properties += notes_of(message.failures, is_suspect=message.is_suspect)
             if properties and with_properties:
@@ -342,11 +348,11 @@ class Delivery:
         deadline_ns = now_ns + consumer.timeout_ns
         pending = self.cursor.pending
         pending.lend(offsets, consumer, now_ns, deadline_ns, next_rank())
-        if state.trail is not None:
+        if state.recorder is not None:
             date_ns = state.context.wall()
             for offset in offsets:
                 attempts = pending.by_offset[offset].attempts
-                state.trail.note(
+                state.recorder.note(
                     TraceStep.DELIVERED, offset, offset + 1, date_ns, consumer, attempts
                 )
         state.alarm.at(deadline_ns)
@@ -361,8 +367,8 @@ class Delivery:
         """Whether the channel's filter accepts a message with such properties; it counts those that
         it rejects.
         """
-        wanted = self.state.wanted
-        if wanted is None or wanted.accepts(properties):
+        channel_filter = self.state.channel_filter
+        if channel_filter is None or channel_filter.accepts(properties):
             return True
         self.cursor.filtered_count += 1
         return False
@@ -418,9 +424,9 @@ class Delivery:
     def _is_within_rate(self) -> bool:
         return self.rate_limit is None or self.rate_limit.room(self) > 0
 
-    def look_again_soon(self) -> None:
+    def pump_again_soon(self) -> None:
         """Pump again in a later turn of the loop."""
-        self.state.alarm.at(self.state.context.clock() + _LOOK_ON_NS)
+        self.state.alarm.at(self.state.context.clock() + _PUMP_AGAIN_NS)
 
     def _thin_out(self, end: int) -> None:
         """Move the few unfinished of very many old messages out of the window, to the pending

@@ -108,8 +108,8 @@ class KeyOrdering(Ordering):
 
     def _begin(self) -> None:
         # If the index cannot be read to the end, this runs again from the start.
-        for known in (self._keys, self._behind, self._free):
-            known.clear()
+        for collection in (self._keys, self._behind, self._free):
+            collection.clear()
         for offset in self._unfinished():
             self._enter(offset, self._delivery.cursor.properties(offset))
         self._pending.line_up_ready()
@@ -120,7 +120,7 @@ class KeyOrdering(Ordering):
         left = _MAX_AT_ONCE
         while (consumer := delivery.first_in_line()) is not None:
             if left <= 0:
-                delivery.look_again_soon()
+                delivery.pump_again_soon()
                 return
             offsets = self._next_free(delivery.share(consumer, len(self._free)))
             if offsets:
@@ -165,12 +165,12 @@ class KeyOrdering(Ordering):
         delivery = self._delivery
         max_count = min(max_count, MAX_PARKED - self.parked_count)
         cursor = delivery.cursor
-        limit, wanted = delivery.limit(), self._state.wanted
-        if max_count > 0 and cursor.next < limit and wanted is not None:
-            cursor.pass_over(limit, wanted)
+        limit, channel_filter = delivery.limit(), self._state.channel_filter
+        if max_count > 0 and cursor.next < limit and channel_filter is not None:
+            cursor.pass_over(limit, channel_filter)
             self._state.moved()
-            if cursor.next < limit and not cursor.may_look:
-                delivery.look_again_soon()
+            if cursor.next < limit and not cursor.may_test_more:
+                delivery.pump_again_soon()
                 return 0
         if max_count <= 0 or cursor.next >= limit:
             return 0

@@ -6,7 +6,7 @@ the queue of its message, and the counts are sums. A topic of one queue needs no
 The ids of a topic's messages follow from the queue and the offset alone::
 
     id   =  id_base + (queue << 54) + offset          modulo 2^64
-    place = id - id_base:   | queue 10 bits | offset 54 bits |
+    position = id - id_base:   | queue 10 bits | offset 54 bits |
 
 so an id leads to both without a table, and a run of ids by two operations on an array.
 """
@@ -31,7 +31,7 @@ from martlet.broker.retry import Cause, DeadLetterReason
 from martlet.broker.tracing.latency import Latency, Together
 
 _Result = TypeVar("_Result")
-_NO_PLACES: Offsets = np.empty(0, np.int64)
+_NO_POSITIONS: Offsets = np.empty(0, np.int64)
 
 
 class OverQueues:
@@ -48,36 +48,36 @@ class OverQueues:
         self._read = attrgetter(name)
 
     def __get__(self, over: Any, owner: type) -> int:
-        return self._merge(map(self._read, over.parts))
+        return self._merge(map(self._read, over.at_queues))
 
 
 class PartitionedChannel:
     """A channel at all queues of its topic.
 
-    Its methods take a place, the queue's number and the offset, where those of `Channel` take an
+    Its methods take a position, the queue's number and the offset, where those of `Channel` take an
     offset.
 
     Args:
-        parts: the channel at each queue, by number.
+        channels: the channel at each queue, by number.
     """
 
-    def __init__(self, parts: list[Channel]) -> None:
-        first = parts[0]
-        self.parts = parts
+    def __init__(self, channels: list[Channel]) -> None:
+        first = channels[0]
+        self.at_queues = channels
         self.id = first.id
         self.topic = first.topic
         self.name = first.name
         self.ephemeral = first.ephemeral
         self.queue = first.queue
-        """Of queue 0: an id minus its `id_base` is a place."""
+        """Of queue 0: an id minus its `id_base` is a position."""
         self.turns: PriorityTurns | None = None
         """Who delivers next, if messages have several priorities."""
         self.prioritize()
 
     def prioritize(self) -> None:
         """Deliver by the priorities of the queues from now on."""
-        if len({part.queue.priority for part in self.parts}) > 1:
-            self.turns = PriorityTurns(self.parts)
+        if len({channel.queue.priority for channel in self.at_queues}) > 1:
+            self.turns = PriorityTurns(self.at_queues)
 
     # consumers
 
@@ -101,17 +101,17 @@ class PartitionedChannel:
             nearness=nearness,
         )
         subscriber.turns = self.turns
-        for part in self.parts:
-            part.add_share(subscriber)
+        for channel in self.at_queues:
+            channel.add_share(subscriber)
         return subscriber
 
     def remove_consumer(self, subscriber: Subscriber) -> None:
         """Unsubscribe a client: the messages that it held are redelivered to others at once."""
         subscriber.blocked = True
-        charged = charged_of(list(zip(self.parts, subscriber.shares, strict=True)))
-        for part in highest_first(self.parts):
-            number = part.queue.number
-            part.remove_consumer(subscriber.shares[number], charged[number])
+        charged = charged_of(list(zip(self.at_queues, subscriber.shares, strict=True)))
+        for channel in highest_first(self.at_queues):
+            number = channel.queue.number
+            channel.remove_consumer(subscriber.shares[number], charged[number])
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """Handle RDY: the client takes up to `count` messages at a time."""
@@ -125,14 +125,18 @@ class PartitionedChannel:
 
     # acknowledgements
 
-    def finish(self, subscriber: Subscriber, place: int) -> None:
+    def finish(self, subscriber: Subscriber, position: int) -> None:
         """FIN. Raises NotInFlight."""
-        self._answer(subscriber, place, lambda part, share, offset: part.finish(share, offset))
+        self._answer(
+            subscriber,
+            position,
+            lambda channel, share, offset: channel.finish(share, offset),
+        )
 
     def requeue(
         self,
         subscriber: Subscriber,
-        place: int,
+        position: int,
         delay_ns: int,
         error: str = "",
         cause: Cause = Cause.REQUEUED,
@@ -140,22 +144,24 @@ class PartitionedChannel:
         """Handle REQ: redeliver the message after a delay. Raises NotInFlight."""
         self._answer(
             subscriber,
-            place,
-            lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
+            position,
+            lambda channel, share, offset: channel.requeue(share, offset, delay_ns, error, cause),
         )
 
     def give_back(
-        self, subscriber: Subscriber, places: Iterable[int], *, is_started: bool = False
+        self, subscriber: Subscriber, positions: Iterable[int], *, is_started: bool = False
     ) -> int:
         """Redeliver these to others. Returns how many of them were in flight."""
         offsets: dict[int, list[int]] = {}
-        for place in places:
-            number = (place & ID_MASK) >> OFFSET_BITS
-            offsets.setdefault(number, []).append(place & OFFSET_MASK)
+        for position in positions:
+            number = (position & ID_MASK) >> OFFSET_BITS
+            offsets.setdefault(number, []).append(position & OFFSET_MASK)
         subscriber.held = True
         try:
             return sum(
-                self.parts[number].give_back(subscriber.shares[number], some, is_started=is_started)
+                self.at_queues[number].give_back(
+                    subscriber.shares[number], some, is_started=is_started
+                )
                 for number, some in offsets.items()
                 if number < len(subscriber.shares)
             )
@@ -164,57 +170,68 @@ class PartitionedChannel:
             subscriber.resume_delivery()
 
     def reject(
-        self, subscriber: Subscriber, place: int, reason: DeadLetterReason, error: str = ""
+        self, subscriber: Subscriber, position: int, reason: DeadLetterReason, error: str = ""
     ) -> None:
         """Make the message a dead letter. Raises NotInFlight."""
         self._answer(
-            subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
+            subscriber,
+            position,
+            lambda channel, share, offset: channel.reject(share, offset, reason, error),
         )
 
-    def touch(self, subscriber: Subscriber, place: int, timeout_ns: int = 0) -> int:
+    def touch(self, subscriber: Subscriber, position: int, timeout_ns: int = 0) -> int:
         """Handle TOUCH: restart the message's timeout. Returns its end. Raises NotInFlight."""
         return self._answer(
-            subscriber, place, lambda part, share, offset: part.touch(share, offset, timeout_ns)
+            subscriber,
+            position,
+            lambda channel, share, offset: channel.touch(share, offset, timeout_ns),
         )
 
-    def started(self, subscriber: Subscriber, place: int) -> None:
+    def started(self, subscriber: Subscriber, position: int) -> None:
         """Handle STARTED: the client starts this message, and had started all delivered before it.
         Raises NotInFlight.
         """
-        self._answer(subscriber, place, lambda part, share, offset: part.started(share, offset))
+        self._answer(
+            subscriber,
+            position,
+            lambda channel, share, offset: channel.started(share, offset),
+        )
 
-    def finish_ended(self, place: int, attempts: int) -> None:
+    def finish_ended(self, position: int, attempts: int) -> None:
         """Finish a message whose lease has ended. Raises NotInFlight."""
-        number = (place & ID_MASK) >> OFFSET_BITS
-        if number >= len(self.parts):
+        number = (position & ID_MASK) >> OFFSET_BITS
+        if number >= len(self.at_queues):
             raise NotInFlight("ID not in flight")
-        self.parts[number].finish_ended(place & OFFSET_MASK, attempts)
+        self.at_queues[number].finish_ended(position & OFFSET_MASK, attempts)
 
     def _answer(
-        self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], _Result]
+        self,
+        subscriber: Subscriber,
+        position: int,
+        answer: Callable[[Channel, Share, int], _Result],
     ) -> _Result:
-        number, offset = (place & ID_MASK) >> OFFSET_BITS, place & OFFSET_MASK
+        number, offset = (position & ID_MASK) >> OFFSET_BITS, position & OFFSET_MASK
         if number >= len(subscriber.shares):
             raise NotInFlight("ID not in flight")
         subscriber.held = True
         try:
-            return answer(self.parts[number], subscriber.shares[number], offset)
+            return answer(self.at_queues[number], subscriber.shares[number], offset)
         finally:
             subscriber.held = False
             subscriber.resume_delivery()
 
-    def finish_run(self, subscriber: Subscriber, places: Offsets) -> Offsets:
-        """Handle FIN of many places, in any order. Returns those that must be finished one by
+    def finish_run(self, subscriber: Subscriber, positions: Offsets) -> Offsets:
+        """Handle FIN of many positions, in any order. Returns those that must be finished one by
         one.
         """
-        numbers = places.view(np.uint64) >> np.uint64(OFFSET_BITS)
+        numbers = positions.view(np.uint64) >> np.uint64(OFFSET_BITS)
         first = int(numbers[0])
         subscriber.held = True
         try:
             if (numbers == first).all():
-                return self._finish_some(subscriber, first, places)
+                return self._finish_some(subscriber, first, positions)
             left = [
-                self._finish_some(subscriber, number, places[numbers == number])
+                self._finish_some(subscriber, number, positions[numbers == number])
                 for number in np.bincount(numbers.astype(np.int64)).nonzero()[0].tolist()
             ]
             return np.concatenate(left)
@@ -222,37 +239,39 @@ class PartitionedChannel:
             subscriber.held = False
             subscriber.resume_delivery()
 
-    def _finish_some(self, subscriber: Subscriber, number: int, places: Offsets) -> Offsets:
+    def _finish_some(self, subscriber: Subscriber, number: int, positions: Offsets) -> Offsets:
         """Finish the messages of one queue."""
         if number >= len(subscriber.shares):
-            return places
-        offsets = places & OFFSET_MASK
-        left = self.parts[number].finish_run(subscriber.shares[number], offsets)
+            return positions
+        offsets = positions & OFFSET_MASK
+        left = self.at_queues[number].finish_run(subscriber.shares[number], offsets)
         if not len(left):
-            return _NO_PLACES
-        return left + np.int64(places.item(0) & ~OFFSET_MASK)
+            return _NO_POSITIONS
+        return left + np.int64(positions.item(0) & ~OFFSET_MASK)
 
     # statistics
 
     @property
     def consumers(self) -> list[Subscriber]:
         """The subscribed clients."""
-        return [share.subscriber for share in self.parts[0].consumers if isinstance(share, Share)]
+        return [
+            share.subscriber for share in self.at_queues[0].consumers if isinstance(share, Share)
+        ]
 
     @property
     def paused(self) -> bool:
         """Whether delivery is paused."""
-        return self.parts[0].paused
+        return self.at_queues[0].paused
 
     @property
     def retries(self) -> bool:
         """Whether the broker handles failed messages by a retry policy."""
-        return self.parts[0].retries
+        return self.at_queues[0].retries
 
     @property
     def max_attempts(self) -> int:
         """How often a message may fail; -1 for ever, 0 where failures are not counted."""
-        return self.parts[0].max_attempts
+        return self.at_queues[0].max_attempts
 
     client_count = OverQueues(max)
     depth = OverQueues()
@@ -272,22 +291,22 @@ class PartitionedChannel:
         """The numbers of deliveries to consumers in the broker's zone, in its region, and
         elsewhere; empty if near consumers are not preferred.
         """
-        rows = (part.delivered_near_counts for part in self.parts)
+        rows = (channel.delivered_near_counts for channel in self.at_queues)
         return [sum(column) for column in zip(*rows, strict=True)]
 
     @property
     def latency(self) -> Latency | Together | None:
         """Latencies from publish to finish, if percentiles are measured."""
         together = Together()
-        for part in self.parts:
-            if part.latency is not None:
-                together.add(part.latency)
+        for channel in self.at_queues:
+            if channel.latency is not None:
+                together.add(channel.latency)
         return together if together.some else None
 
     @property
     def finishes(self) -> PartitionedFinishAges:
         """The ages of finished messages."""
-        return PartitionedFinishAges(self.parts)
+        return PartitionedFinishAges(self.at_queues)
 
 
 class PartitionedFinishAges:
@@ -295,8 +314,8 @@ class PartitionedFinishAges:
     moment.
     """
 
-    def __init__(self, parts: list[Channel]) -> None:
-        ages = [part.finishes for part in parts]
-        self.counts = [sum(column) for column in zip(*(each.counts for each in ages), strict=True)]
-        self.sum_ns = sum(each.sum_ns for each in ages)
+    def __init__(self, channels: list[Channel]) -> None:
+        ages = [channel.finishes for channel in channels]
+        self.counts = [sum(column) for column in zip(*(age.counts for age in ages), strict=True)]
+        self.sum_ns = sum(age.sum_ns for age in ages)
         self.count = sum(self.counts)

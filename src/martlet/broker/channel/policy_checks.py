@@ -75,17 +75,17 @@ def wished(channel: Channel, wish: Mapping[str, object]) -> ChannelPolicy:
         Conflict: a consumer may not change a field.
     """
     policy = channel.policy
-    wanted = policy.changed(wish)
-    changed = [name for name in wish if getattr(wanted, name) != getattr(policy, name)]
+    requested = policy.changed(wish)
+    changed = [name for name in wish if getattr(requested, name) != getattr(policy, name)]
     for name in changed:
-        _require_free(channel, name, policy, wanted)
+        _require_free(channel, name, policy, requested)
     if not changed:
         return policy
-    return replace(wanted, from_consumers=tuple(sorted({*policy.from_consumers, *changed})))
+    return replace(requested, from_consumers=tuple(sorted({*policy.from_consumers, *changed})))
 
 
 def _require_free(
-    channel: Channel, name: str, policy: ChannelPolicy, wanted: ChannelPolicy
+    channel: Channel, name: str, policy: ChannelPolicy, requested: ChannelPolicy
 ) -> None:
     """Check that a consumer may change a field. Raises Conflict."""
     is_set = getattr(policy, name) != getattr(_DEFAULT, name)
@@ -98,7 +98,7 @@ def _require_free(
     why = "a consumer has set that" if by_consumer else "an operator has set that"
     if not is_set:
         why = "others consume from it already"
-    new = _written(getattr(wanted, name))
+    new = _written(getattr(requested, name))
     raise Conflict(
         f"channel {channel.name!r} of topic {channel.topic!r} has"
         f" {name}={_written(getattr(policy, name))}, and this consumer wants {name}={new}; {why}."

@@ -14,7 +14,7 @@ Turns are of several messages, because to deliver one costs nearly as much as to
 a client has capacity for fewer, the turn is shorter, and the next one comes sooner: each message of
 a turn counts off `MAX_PASSED` / `TURN`.
 
-A topic may have a thousand queues, so no answer of a client looks at all of them. Each level knows
+A topic may have a thousand queues, so no answer of a client visits all of them. Each level knows
 the queues in which messages may wait, and each client those whose ready line it is not in; the
 queues that are in both deliver next. Both sets are bits, by the number of the queue::
 
@@ -50,19 +50,19 @@ limit.
 """
 
 
-def highest_first(parts: Iterable[Channel]) -> list[Channel]:
-    """Return a channel's parts in the order in which all of them begin to deliver."""
-    return sorted(parts, key=lambda part: part.queue.priority, reverse=True)
+def highest_first(queue_channels: Iterable[Channel]) -> list[Channel]:
+    """Return a channel at its queues in the order in which they begin to deliver."""
+    return sorted(queue_channels, key=lambda channel: channel.queue.priority, reverse=True)
 
 
 class _Level:
     """The queues of one priority, which take turns.
 
     Args:
-        parts: the channel at each of them.
+        queue_channels: the channel at each of them.
     """
 
-    def __init__(self, parts: Sequence[Channel]) -> None:
+    def __init__(self, queue_channels: Sequence[Channel]) -> None:
         self.passed = 0
         """Messages of higher priorities that were delivered since its last turn."""
         self.may_wait = 0
@@ -71,9 +71,9 @@ class _Level:
         """Those of them in which messages came again since they delivered."""
         self._turn = 0
         """The number from which on the next queue is searched."""
-        self._parts = {part.queue.number: part.delivery for part in parts}
-        for number, part in self._parts.items():
-            part.watch(_Watch(self, number, part))
+        self._deliveries = {channel.queue.number: channel.delivery for channel in queue_channels}
+        for number, delivery in self._deliveries.items():
+            delivery.watch(_Watch(self, number, delivery))
             self.may_wait |= 1 << number
 
     @property
@@ -85,11 +85,11 @@ class _Level:
         return False
 
     def _has_messages(self, number: int) -> bool:
-        part = self._parts[number]
-        if part.has_messages:
+        delivery = self._deliveries[number]
+        if delivery.has_messages:
             return True
         self.may_wait &= ~(1 << number)
-        part.watch_arrivals()
+        delivery.watch_arrivals()
         return False
 
     def deliver(self, subscriber: Subscriber, max_count: int) -> int:
@@ -113,7 +113,7 @@ class _Level:
                 left &= left - 1
                 if self._has_messages(number):
                     self.changed &= ~(1 << number)
-                    self._parts[number].resume(subscriber.shares[number])
+                    self._deliveries[number].resume(subscriber.shares[number])
                     if subscriber.room <= 0:
                         self._turn = number + 1
 
@@ -153,15 +153,17 @@ class PriorityTurns:
     """The turns of the priorities of one channel.
 
     Args:
-        parts: the channel at each queue, by number.
+        queue_channels: the channel at each queue, by number.
     """
 
-    def __init__(self, parts: Sequence[Channel]) -> None:
-        self._first = parts[0]
+    def __init__(self, queue_channels: Sequence[Channel]) -> None:
+        self._first = queue_channels[0]
         by_priority: dict[int, list[Channel]] = {}
-        for part in parts:
-            by_priority.setdefault(part.queue.priority, []).append(part)
-        self._levels = [_Level(by_priority[each]) for each in sorted(by_priority, reverse=True)]
+        for channel in queue_channels:
+            by_priority.setdefault(channel.queue.priority, []).append(channel)
+        self._levels = [
+            _Level(by_priority[priority]) for priority in sorted(by_priority, reverse=True)
+        ]
 
     def deliver(self, subscriber: Subscriber) -> None:
         """Deliver what waits to a client, as far as it has capacity."""
@@ -180,7 +182,7 @@ class PriorityTurns:
             for lower in waiting[waiting.index(level) + 1 :]:
                 lower.passed += count
             if count < max_count:
-                # It has no more for this client: a filter looks on, or an order holds some back.
+                # It has no more for this client: a filter goes on, or an order holds some back.
                 waiting.remove(level)
 
     def _next(self, waiting: Sequence[_Level], room: int) -> tuple[_Level, int]:
@@ -193,7 +195,7 @@ class PriorityTurns:
 
 
 class ChannelRate(RateLimit):
-    """The limit of a channel's rate, at all of its queues; its parts are their deliveries.
+    """The limit of a channel's rate, at all of its queues; it limits their deliveries.
 
     While the rate is used up, messages of each priority wait, and those of the highest go first, up
     to `ROUND` times; then those of one of the lower ones do, in turns. So none of them starves.
@@ -209,8 +211,8 @@ class ChannelRate(RateLimit):
         """How often messages of several priorities waited."""
 
     def _in_turn(self, waiting: list[Limited]) -> list[Limited]:
-        """Return the parts in the order in which they may go."""
-        priorities = {_priority(part) for part in waiting}
+        """Return the deliveries in the order in which they may go."""
+        priorities = {_priority(delivery) for delivery in waiting}
         if len(priorities) < 2:
             return super()._in_turn(waiting)
         self._rings += 1
@@ -218,10 +220,10 @@ class ChannelRate(RateLimit):
         if self._rings % ROUND == 0:
             lower = sorted(priorities)[:-1]
             chosen = lower[self._rings // ROUND % len(lower)]
-            ordered.sort(key=lambda part: _priority(part) != chosen)
+            ordered.sort(key=lambda delivery: _priority(delivery) != chosen)
         return ordered
 
 
-def _priority(part: Limited) -> int:
-    priority: int = part.state.queue.priority  # type: ignore[attr-defined]
+def _priority(delivery: Limited) -> int:
+    priority: int = delivery.state.queue.priority  # type: ignore[attr-defined]
     return priority

@@ -64,7 +64,7 @@ class QueueOrdering(Ordering):
         if self._floor != cursor.window.floor:
             self._floor = cursor.window.floor
             self._progressed()
-        self._due += [each for each in self._pending.take_ready() if not self._is_back(each)]
+        self._due += [o for o in self._pending.take_ready() if not self._is_back(o)]
         for _ in range(_MAX_AT_ONCE):
             if (consumer := self._next_consumer()) is None:
                 return
@@ -81,7 +81,7 @@ class QueueOrdering(Ordering):
                 self._progressed()
                 if not (consumer.progress.in_order or self._due):
                     return
-        delivery.look_again_soon()
+        delivery.pump_again_soon()
 
     # the lock
 
@@ -108,13 +108,13 @@ class QueueOrdering(Ordering):
     # the next messages
 
     def _room(self, consumer: ChannelConsumer) -> int:
-        """Return how many more messages of this queue a consumer may get: an equal part of its
+        """Return how many more messages of this queue a consumer may get: an equal share of its
         ready count, so that its other queues go on too.
         """
         if not consumer.progress.in_order:
             return consumer.room
-        part = max(1, consumer.ready_count // consumer.queue_count)
-        return max(0, min(consumer.room, min(part, _MAX_AHEAD) - consumer.in_flight_count))
+        share = max(1, consumer.ready_count // consumer.queue_count)
+        return max(0, min(consumer.room, min(share, _MAX_AHEAD) - consumer.in_flight_count))
 
     def _next_pending(self, consumer: ChannelConsumer, max_count: int) -> list[int]:
         """Return the pending messages that may be delivered now, rising."""

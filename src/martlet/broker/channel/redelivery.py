@@ -160,7 +160,7 @@ class Redelivery:
             deadline_ns,
             held.failures,
             held.rank,
-            held.asked_rank,
+            held.first_rank,
         ).is_suspect = held.is_suspect
         consumer.settle_progress()
         consumer.progress.touched(held.rank, offset, deadline_ns)
@@ -210,7 +210,7 @@ class Redelivery:
     def _note_answer(
         self, consumer: ChannelConsumer, offset: int, held: PendingMessage[ChannelConsumer]
     ) -> None:
-        consumer.progress.answered(held.asked_rank, offset)
+        consumer.progress.answered(held.first_rank, offset)
 
     def not_in_flight(self, consumer: ChannelConsumer, offset: int) -> NotInFlight:
         """Return the error for an answer to a message that is not in flight."""
@@ -282,7 +282,7 @@ class Redelivery:
                 offset, held, now_ns, Cause.TIMED_OUT, failed=failed, consumer=owner
             )
             if again is not None:
-                again.last_progress, again.asked_rank = owner.progress, held.asked_rank
+                again.last_progress, again.first_rank = owner.progress, held.first_rank
         state.timeout_count += len(late)
         return len(late)
 
@@ -335,10 +335,10 @@ class Redelivery:
             is_over = consumer.progress.is_blamed_for(is_suspect=held.is_suspect)
         if failed and retry is not None and not is_over:
             delay_ns = retry.delay_ns(failures, cause, delay_ns)
-        if state.trail is not None:
+        if state.recorder is not None:
             end, step = offset + 1, _STEPS[cause]
             date_ns = state.context.wall()
-            state.trail.note(step, offset, end, date_ns, consumer, attempts, delay_ns, error)
+            state.recorder.note(step, offset, end, date_ns, consumer, attempts, delay_ns, error)
         if is_over:
             state.context.move_to_dead_letters(state, offset, attempts, failures, cause.value)
             return None
@@ -376,9 +376,9 @@ class Redelivery:
             raise NotInFlight("it is finished already, or the channel was set back before it")
         if message.attempts > attempts:
             raise NotInFlight("its lease has ended, and it was delivered again")
-        if state.trail is not None:
+        if state.recorder is not None:
             now_ns = state.context.wall()
-            state.trail.note(TraceStep.FINISHED, offset, offset + 1, now_ns, None, attempts)
+            state.recorder.note(TraceStep.FINISHED, offset, offset + 1, now_ns, None, attempts)
         state.finishes.note(offset)
         self.finish_unheld(offset)
 
@@ -434,7 +434,7 @@ def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank
         for offset in window.held_by(consumer.number, lease.first, lease.end)
     ]
     owned = pending.owned_by(consumer)
-    return ranks + [((each.rank, offset), each.delivered_at_ns) for offset, each in owned]
+    return ranks + [((message.rank, offset), message.delivered_at_ns) for offset, message in owned]
 
 
 def _charges(consumer: ChannelConsumer, rank: Rank, delivered_at_ns: int, now_ns: int) -> bool:
@@ -450,7 +450,7 @@ def _leased(consumer: ChannelConsumer, lease: Lease) -> PendingMessage[ChannelCo
     """Return a message under a lease as a pending message."""
     delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
     return PendingMessage(
-        1, lease.deadline_ns, delivered_at_ns, consumer, rank=lease.rank, asked_rank=lease.rank
+        1, lease.deadline_ns, delivered_at_ns, consumer, rank=lease.rank, first_rank=lease.rank
     )
 
 

@@ -103,13 +103,13 @@ def move_to_dead_letters(
 ) -> None:
     """Begin to move a message that no consumer holds to its channel's dead-letter topic."""
     now_ns = topics.wall()
-    if channel.trail is not None:
+    if channel.recorder is not None:
         try:
             name = target_of(channel, channel.cursor.properties(offset))
         except OSError:
             name = dead_letter_topic(channel)  # The move reads it again.
         to = f"{reason} -> {name}"
-        channel.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
+        channel.recorder.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
     errors = channel.cursor.pending.errors.get(offset, ("", ""))
     death = DeadLetterInfo(reason, attempts, errors, now_ns, failures)
     queue = channel.cursor.queue
@@ -122,13 +122,13 @@ def move_to_dead_letters(
     }
 
     def pack(entry: bytes, stored_at_ns: int) -> bytes:
-        wanted = dead_letter_topic(channel)
-        return dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
+        configured = dead_letter_topic(channel)
+        return dead_letter_properties(entry, death, origin, stored_at_ns, configured)
 
     def opened(entry: bytes) -> Topic:
         topic = topics.topic(target_of(channel, entry))
         topic.channel(CHANNEL)
-        return topic.next_part()
+        return topic.next_queue()
 
     def count(error: WritesRefused | None) -> None:
         if error is None:
@@ -138,16 +138,16 @@ def move_to_dead_letters(
     mover.begin(move)
 
 
-def acyclic_target(entry: bytes, topic: str, channel: str, wanted: str) -> str:
+def acyclic_target(entry: bytes, topic: str, channel: str, configured: str) -> str:
     """Return the topic that a message goes to when it fails in a channel.
 
-    It is the wanted one, unless the message has failed there before, or in too many topics: then
-    it is the channel's default one, where it stays. So no cycle of dead-letter topics, whenever it
-    was configured, moves a message on without end.
+    It is the configured one, unless the message has failed there before, or in too many topics;
+    then it is the channel's default one, where it stays. So no cycle of dead-letter topics moves a
+    message on without end.
     """
     path = _path(entry)
-    if wanted not in (*path, topic) and len(path) < MAX_MOVES:
-        return wanted
+    if configured not in (*path, topic) and len(path) < MAX_MOVES:
+        return configured
     name = default_name(topic, channel)
     while name in path:
         name = default_name(name, CHANNEL)
@@ -165,7 +165,7 @@ def dead_letter_properties(
     death: DeadLetterInfo,
     origin: Mapping[str, str | int],
     stored_at_ns: int,
-    wanted: str,
+    configured: str,
 ) -> bytes:
     """Pack the properties of a dead letter.
 
@@ -174,11 +174,11 @@ def dead_letter_properties(
         death: its history.
         origin: ``topic``, ``channel``, ``queue``, ``offset`` and ``id`` of the message.
         stored_at_ns: when it was published.
-        wanted: the dead-letter topic of its channel.
+        configured: the dead-letter topic of its channel.
     """
     first, last = death.errors
     topic, channel = str(origin["topic"]), str(origin["channel"])
-    is_kept = acyclic_target(entry, topic, channel, wanted) != wanted
+    is_kept = acyclic_target(entry, topic, channel, configured) != configured
     facts: dict[str, str | int] = {
         "reason": death.reason,
         "attempts": death.attempts,
@@ -189,7 +189,7 @@ def dead_letter_properties(
         "stored_ms": stored_at_ns // _MILLISECOND_NS,
         "at_ms": death.at_ns // _MILLISECOND_NS,
         "before": " ".join(_path(entry)[-MAX_MOVES:]),
-        "instead_of": wanted if is_kept else "",
+        "instead_of": configured if is_kept else "",
     }
     notes = {_PREFIX + name: str(value) for name, value in facts.items() if value != ""}
     return _with_notes(entry, notes)
@@ -199,20 +199,20 @@ def redriven_properties(entry: bytes) -> bytes:
     """Pack the properties of a redriven dead letter: those of the original message, and the number
     of redrives.
     """
-    known = _unpacked(entry)
-    notes = {"dead_redrives": str(int(known.system.get("dead_redrives", "0")) + 1)}
-    if "dead_id" in known.system:
-        notes["redriven_id"] = known.system["dead_id"]
+    properties = _unpacked(entry)
+    notes = {"dead_redrives": str(int(properties.system.get("dead_redrives", "0")) + 1)}
+    if "dead_id" in properties.system:
+        notes["redriven_id"] = properties.system["dead_id"]
     return _with_notes(entry, notes)
 
 
 def _with_notes(entry: bytes, notes: Mapping[str, str]) -> bytes:
     """Replace the broker's notes in properties, and remove the mark of a send."""
-    known = _unpacked(entry)
-    system = {n: v for n, v in known.system.items() if not n.startswith(_PREFIX)}
-    if "dead_redrives" in known.system:
-        system["dead_redrives"] = known.system["dead_redrives"]
-    own = replace(known, sent=None, system={}).pack()
+    properties = _unpacked(entry)
+    system = {n: v for n, v in properties.system.items() if not n.startswith(_PREFIX)}
+    if "dead_redrives" in properties.system:
+        system["dead_redrives"] = properties.system["dead_redrives"]
+    own = replace(properties, sent=None, system={}).pack()
     # Packed apart: the client's own properties may fill the size limit already.
     return own + Properties(system={**system, **notes}).pack()
 

@@ -234,7 +234,7 @@ def append_again(
     """Begin to move a message to the end of its queue, for its channel alone."""
 
     def to(_entry: bytes) -> Topic:
-        return topics.topic(channel.topic).part(channel.queue.number)
+        return topics.topic(channel.topic).at_queue(channel.queue.number)
 
     mover.begin(MessageMove(channel, offset, attempts, to, _kept, only=channel))
 

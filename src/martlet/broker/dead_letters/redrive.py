@@ -78,7 +78,7 @@ class DeadLetterSelection:
     Attributes:
         ids: their ids as dead letters, or their original ids.
         reason: the reason of their failure.
-        error: a part of the error text of the first or the last failure.
+        error: a piece of the error text of the first or the last failure.
         since_ms, until_ms: when they became dead letters, in milliseconds since 1970.
         topic, channel: the original ones.
     """
@@ -114,10 +114,10 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
 
     Unreadable ones are left out.
     """
-    found = peek(keeper, start, max_count + 1, list(PeekState))
+    messages = peek(keeper, start, max_count + 1, list(PeekState))
     frames = PeekedFrames(keeper.cursor)
     listed = []
-    for peeked in found[:max_count]:
+    for peeked in messages[:max_count]:
         read = frames.read(peeked.offset)
         if read is None or (peeked.state is PeekState.IN_FLIGHT and peeked.owner is None):
             continue  # It is moving to another topic.
@@ -137,7 +137,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
                 properties,
             )
         )
-    return listed, found[max_count].offset if len(found) > max_count else None
+    return listed, messages[max_count].offset if len(messages) > max_count else None
 
 
 def origin_of(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
@@ -160,9 +160,9 @@ def origin_of(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel
             " they shall go to"
         ) from None
     queue = letter.note("queue")
-    number = int(queue) if queue.isdecimal() and int(queue) < len(topic.parts) else 0
-    part = topic.parts[number]
-    return part, part.channels[channel]
+    number = int(queue) if queue.isdecimal() and int(queue) < len(topic.at_queues) else 0
+    queue_topic = topic.at_queues[number]
+    return queue_topic, queue_topic.channels[channel]
 
 
 def redrive(

@@ -138,7 +138,7 @@ class Bucket(HiddenTopic):
         self.follow_wall()
 
     def follow_wall(self) -> None:
-        """Look for due messages, at the start and after the wall clock was set."""
+        """Forward due messages, at the start and after the wall clock was set."""
         self._alarm.at(self._registry.clock())
 
     @property
@@ -224,8 +224,8 @@ class Bucket(HiddenTopic):
         Returns for each id whether its message was waiting here. Raises WritesRefused.
         """
         distances = ids - np.uint64(self.queue.id_base)
-        known = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
-        offsets = known[~self._marks.has_each(known)].astype(np.int64)
+        stored = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
+        offsets = stored[~self._marks.has_each(stored)].astype(np.int64)
         if not len(offsets):
             return np.zeros(len(ids), np.bool_)
         self._registry.log.append_journal(
@@ -278,7 +278,7 @@ class Bucket(HiddenTopic):
     def _forward_due(self, now_ns: int) -> int | None:
         """Forward what is due at a date. Returns the date when to do it again."""
         upcoming = self._upcoming
-        upcoming.look(now_ns)
+        upcoming.scan(now_ns)
         keys = upcoming.take(now_ns, MAX_ROWS)
         if keys and not self._forward(keys):
             return now_ns + _AGAIN_NS
@@ -310,11 +310,11 @@ class Bucket(HiddenTopic):
         offsets: list[int] = []
         for entry in entries:
             try:
-                found = self._read(entry)
+                messages = self._read(entry)
             except BadRecord as error:
                 self._lost(entry, str(error))
                 continue
-            for offset, body, packed in found:
+            for offset, body, packed in messages:
                 bodies.append(body)
                 properties.append(
                     (len(properties), without(packed, Field.SENT) + self._property_frame(offset))
@@ -351,7 +351,7 @@ class Bucket(HiddenTopic):
         return [IndexEntry._make(row) for row in rows[:count]]
 
     def _put_back(self, entries: list[IndexEntry]) -> None:
-        self._upcoming.put_back([(each.deliver_at_ns, each.first_offset) for each in entries])
+        self._upcoming.put_back([(entry.deliver_at_ns, entry.first_offset) for entry in entries])
 
     def _make_room(self, entries: list[IndexEntry]) -> None:
         """Make space in the log for the forwarded messages before they are read: freeing space may
@@ -359,7 +359,7 @@ class Bucket(HiddenTopic):
         """
         if self.target.queue.batch is not None:
             self._registry.commit_topic(self.target, 0)
-        bytes_each = sum(each.length + _MORE_BYTES * each.count for each in entries)
+        bytes_each = sum(entry.length + _MORE_BYTES * entry.count for entry in entries)
         self._registry.log.make_room(bytes_each + _MORE_BYTES, journal=False)
 
     def _read(self, entry: IndexEntry) -> list[tuple[int, bytes, bytes]]:
@@ -411,7 +411,7 @@ class Bucket(HiddenTopic):
             return []
         entry = index.row(row)
         try:
-            found = self._read(entry)
+            messages = self._read(entry)
         except BadRecord:
             return []  # The loss is reported when it is due.
         stored_at_ns, deliver_at_ns = entry.stored_at_ns, entry.deliver_at_ns
@@ -423,7 +423,7 @@ class Bucket(HiddenTopic):
                 len(body),
                 packed,
             )
-            for offset, body, packed in found
+            for offset, body, packed in messages
         ]
 
     def close(self) -> None:
@@ -435,8 +435,8 @@ def forwarded_ids(block: memoryview) -> list[int]:
     """Return the ids that the messages of a forwarded batch had while they were delayed, from the
     batch's properties block.
     """
-    found = Block(block)
-    values = (system_value(found.entry(at), PROPERTY) for at in range(len(found)))
+    properties = Block(block)
+    values = (system_value(properties.entry(at), PROPERTY) for at in range(len(properties)))
     return [int(id, 16) for id in values if id is not None]
 
 

@@ -73,8 +73,8 @@ class DelayedMessages:
 
     def buckets_of(self, topic: Topic) -> Iterable[Bucket]:
         """Return the buckets of a topic, of all its queues, in no order."""
-        known = [self._buckets.get(part.id, {}) for part in topic.parts]
-        return [bucket for some in known for bucket in some.values()]
+        by_span = (self._buckets.get(queue_topic.id, {}) for queue_topic in topic.at_queues)
+        return [bucket for buckets in by_span for bucket in buckets.values()]
 
     def pending_of(self, topic_number: int) -> int:
         """Return the number of a topic's messages in buckets, at one of its queues."""
@@ -173,13 +173,13 @@ class DelayedMessages:
     def adopt(self, bucket: Bucket) -> None:
         """Add a bucket."""
         self._registry.by_id[bucket.id] = bucket
-        known = self._buckets.setdefault(bucket.target.id, {})
-        known[bucket.start_ns, bucket.end_ns] = bucket
+        buckets = self._buckets.setdefault(bucket.target.id, {})
+        buckets[bucket.start_ns, bucket.end_ns] = bucket
         self.pending_count += bucket.pending_count
 
     # listing
 
-    def look(
+    def listing(
         self, topic: Topic, behind: ListingPosition | None, max_count: int
     ) -> Iterator[list[tuple[ListingPosition, Delayed]] | None]:
         """List messages of a topic by due time, from a position on: at least `max_count` if there
@@ -197,12 +197,12 @@ class DelayedMessages:
                 row += _PIECE_ROWS
                 yield None
         buckets = {bucket.id: bucket for bucket in self.buckets_of(topic)}
-        found: list[tuple[ListingPosition, Delayed]] = []
+        listed: list[tuple[ListingPosition, Delayed]] = []
         for key in keys:
             bucket_there = buckets.get(key.bucket)
-            if len(found) < max_count and bucket_there is not None:
-                found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
-        yield found
+            if len(listed) < max_count and bucket_there is not None:
+                listed += [(key, message) for message in bucket_there.delayed(key.first_offset)]
+        yield listed
 
     # cancelling
 
@@ -216,7 +216,7 @@ class DelayedMessages:
         cancelled = np.zeros(len(ids), np.bool_)
         for bucket in self.buckets_of(topic):
             cancelled |= bucket.cancel(numbers)
-        return {ids[place] for place in np.flatnonzero(cancelled).tolist()}
+        return {ids[index] for index in np.flatnonzero(cancelled).tolist()}
 
     def cancel_all(self, topic: Topic) -> None:
         """Cancel all delayed messages of a topic. Raises WritesRefused."""
@@ -243,10 +243,10 @@ class DelayedMessages:
             self._remove(bucket)
 
     def _remove(self, bucket: Bucket) -> None:
-        known = self._buckets[bucket.target.id]
-        assert known[bucket.start_ns, bucket.end_ns] is bucket and self.pending_count >= 0
-        del known[bucket.start_ns, bucket.end_ns], self._registry.by_id[bucket.id]
-        if not known:
+        buckets = self._buckets[bucket.target.id]
+        assert buckets[bucket.start_ns, bucket.end_ns] is bucket and self.pending_count >= 0
+        del buckets[bucket.start_ns, bucket.end_ns], self._registry.by_id[bucket.id]
+        if not buckets:
             del self._buckets[bucket.target.id]
         self._registry.dropped_names.append(bucket.queue.index.name)
         bucket.close()
@@ -260,12 +260,12 @@ def _first(
     rows = rows[~bucket.are_done(rows)]
     if behind is not None:
         rows = rows[rows["deliver_at_ns"] >= behind.deliver_at_ns]
-    places: list[ListingPosition] = []
-    for place in np.argsort(rows["deliver_at_ns"], kind="stable").tolist():
-        due_ns, first = int(rows["deliver_at_ns"][place]), int(rows["first_offset"][place])
-        found = ListingPosition(due_ns, bucket.id, first)
-        if behind is None or found > behind:
-            places.append(found)
-        if len(places) >= max_count:
+    positions: list[ListingPosition] = []
+    for index in np.argsort(rows["deliver_at_ns"], kind="stable").tolist():
+        due_ns, first = int(rows["deliver_at_ns"][index]), int(rows["first_offset"][index])
+        position = ListingPosition(due_ns, bucket.id, first)
+        if behind is None or position > behind:
+            positions.append(position)
+        if len(positions) >= max_count:
             break
-    return places
+    return positions

@@ -72,9 +72,9 @@ class DoneBitmap:
 
     def has_each(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return for each of some rising offsets whether it is marked."""
-        known = int(np.searchsorted(offsets, np.uint64(self.end)))
+        below = int(np.searchsorted(offsets, np.uint64(self.end)))
         marked = np.zeros(len(offsets), np.bool_)
-        marked[:known] = self._marked[offsets[:known]]
+        marked[:below] = self._marked[offsets[:below]]
         return marked
 
     def unmarked(self, first: int, end: int, max_count: int | None = None) -> Offsets:

@@ -28,7 +28,7 @@ from martlet.log.index import Index, Rows
 
 MIN_ROWS = 1 << 15
 """A slice holds this many rows if there are as many, or a fraction of all if that is more."""
-MAX_LOOKS = 64
+MAX_SCANS = 64
 """About how often a row is scanned."""
 AHEAD_NS = 60 * 10**9
 """The maximum time span of a slice."""
@@ -67,7 +67,7 @@ class DueQueue:
         self._horizon: Key = _BEFORE_ALL
         self._beyond_ns = _NEVER
         """When the first row behind the horizon is due, or earlier."""
-        self._looking: Iterator[None] | None = None
+        self._running_scan: Iterator[None] | None = None
 
     def __len__(self) -> int:
         return len(self._due) + len(self._fresh)
@@ -90,7 +90,7 @@ class DueQueue:
     @property
     def next_ns(self) -> int | None:
         """When to scan or to take; None for never."""
-        if self._looking is not None:
+        if self._running_scan is not None:
             return 0
         times = [due_ns for due_ns, _ in self._fresh[:1]] + self._due[:1].tolist()
         if self._beyond_ns != _NEVER and not self._is_full:
@@ -100,22 +100,22 @@ class DueQueue:
     @property
     def _max_count(self) -> int:
         rows = self._index.end_row - self._index.first_row
-        return max(MIN_ROWS, rows // MAX_LOOKS)
+        return max(MIN_ROWS, rows // MAX_SCANS)
 
     @property
     def _is_full(self) -> bool:
         return len(self._due) > self._max_count // 2
 
-    def look(self, now_ns: int) -> None:
+    def scan(self, now_ns: int) -> None:
         """Scan a piece of the index, if it is time for that."""
-        if self._looking is None:
+        if self._running_scan is None:
             if self._is_full or self._beyond_ns - _BEFORE_NS > now_ns:
                 return
-            self._looking = self._look(now_ns + AHEAD_NS, self._max_count)
-        if next(self._looking, self) is self:
-            self._looking = None
+            self._running_scan = self._scan(now_ns + AHEAD_NS, self._max_count)
+        if next(self._running_scan, self) is self:
+            self._running_scan = None
 
-    def _look(self, until_ns: int, max_count: int) -> Iterator[None]:
+    def _scan(self, until_ns: int, max_count: int) -> Iterator[None]:
         """Find the next slice: rows due after the horizon and up to a time."""
         due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         first: npt.NDArray[np.int64] = np.zeros(0, np.int64)

@@ -55,7 +55,7 @@ class Status(StrEnum):
 class Fetched:
     """The result of a fetch."""
 
-    parts: list[memoryview | bytes]
+    frames: list[memoryview | bytes]
     """Frames, as slices of the log, which the caller must copy at once."""
     count: int
     next_offset: int
@@ -79,20 +79,24 @@ class Fetch(Cursor):
         self.own_mark = -own
 
     def read_on(
-        self, source: Source, max_count: int, max_bytes: int, wanted: ChannelFilter | None = None
+        self,
+        source: Source,
+        max_count: int,
+        max_bytes: int,
+        channel_filter: ChannelFilter | None = None,
     ) -> Fetched:
         """Read up to `max_count` messages and `max_bytes`, but at least one message, however large.
 
         May return none although there are some, since a filter tests a limited number.
         """
-        parts: list[memoryview | bytes] = []
+        frames: list[memoryview | bytes] = []
         runs: list[tuple[int, int]] = []
         count = size = 0
-        while count < max_count and size < max_bytes and self.may_look:
+        while count < max_count and size < max_bytes and self.may_test_more:
             limit = source.limit_of(self)
             if self.next >= limit:
-                return Fetched(parts, count, self.next, True, runs)
-            self._looked += 1
+                return Fetched(frames, count, self.next, True, runs)
+            self._tested_count += 1
             entry = self._entry
             if (
                 entry is None or not entry.first_offset <= self.next < entry.end_offset
@@ -101,35 +105,35 @@ class Fetch(Cursor):
             entry = self._entry
             assert entry is not None
             base = entry.first_offset
-            stretches, tested = self._stretches(entry, wanted)
+            stretches, tested = self._stretches(entry, channel_filter)
             for begin, end in stretches:
                 stop = min(end, begin + max_count - count)
                 stop = self._fitting(entry, begin, stop, max_bytes - size)
                 if stop == begin and count:
-                    return Fetched(parts, count, self.next, False, runs)
+                    return Fetched(frames, count, self.next, False, runs)
                 stop = max(stop, begin + 1)
-                self._append_property_frame(entry, begin, stop, parts)
-                parts.append(self._slice(entry, begin, stop))
-                size += len(parts[-1])
+                self._append_property_frame(entry, begin, stop, frames)
+                frames.append(self._slice(entry, begin, stop))
+                size += len(frames[-1])
                 count += stop - begin
                 runs.append((base + begin, base + stop))
                 self._skip(base + stop)
                 if stop < end or count >= max_count or size >= max_bytes:
-                    return Fetched(parts, count, self.next, False, runs)
+                    return Fetched(frames, count, self.next, False, runs)
             if self.next < base + tested:
                 self._skip(base + tested)
-        return Fetched(parts, count, self.next, False, runs)
+        return Fetched(frames, count, self.next, False, runs)
 
     def _stretches(
-        self, entry: IndexEntry, wanted: ChannelFilter | None
+        self, entry: IndexEntry, channel_filter: ChannelFilter | None
     ) -> tuple[list[tuple[int, int]], int]:
         """Return the wanted messages of the current batch from the next one on, as ranges of
-        numbers, and the number up to which they were looked for.
+        numbers, and the number up to which they were tested.
         """
         base = entry.first_offset
-        if wanted is None:
+        if channel_filter is None:
             return [(self.next - base, entry.count)], entry.count
-        offsets, stop = self.matching(entry, wanted)
+        offsets, stop = self.matching(entry, channel_filter)
         return merged(offsets - base, offsets - base + 1), stop - base
 
     def _fitting(self, entry: IndexEntry, begin: int, end: int, room: int) -> int:

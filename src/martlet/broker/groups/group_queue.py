@@ -49,7 +49,7 @@ class GroupQueue:
 
     def resize(self, count: int) -> None:
         """Handle a new number of queues of the topic."""
-        self.members.resize(replace(self.members.place, count=count))
+        self.members.resize(replace(self.members.allocated, count=count))
 
     def pump(self) -> None:
         """Append due messages again where members fetch, and wake waiting members."""
@@ -72,21 +72,19 @@ class GroupQueue:
         if not channel.cursor.deferred_ahead:
             return 0
         index = channel.queue.index
-        found = 0
-        for first, end in channel.source.stretches(channel.cursor.next):
-            found += index.count_marked(first, end, -channel.id)
-        return found
+        unread = channel.source.stretches(channel.cursor.next)
+        return sum(index.count_marked(first, end, -channel.id) for first, end in unread)
 
-    def count(self, found: Fetched, member: GroupConsumer) -> None:
+    def count(self, fetched: Fetched, member: GroupConsumer) -> None:
         """Count a member's fetched messages."""
-        self._channel.delivered_before += found.count
-        for first, end in found.runs:
+        self._channel.delivered_before += fetched.count
+        for first, end in fetched.runs:
             self._trace(TraceStep.FETCHED, first, end, member)
 
     def _trace(self, step: TraceStep, first: int, end: int, member: GroupConsumer | None) -> None:
         channel = self._channel
-        if channel.trail is not None and first < end:
-            channel.trail.note(step, first, end, self._context.wall(), member)
+        if channel.recorder is not None and first < end:
+            channel.recorder.note(step, first, end, self._context.wall(), member)
             channel.moved()  # The journal writes the traces of moved channels.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:

@@ -62,7 +62,7 @@ class GroupConsumer:
     address: str
     room: str
     """The machine room that it declares."""
-    wanted: Sequence[int]
+    requested: Sequence[int]
     """The queues that it requests, for strategies that use them."""
     lease_ns: int
     """It is lost after this time without a call."""
@@ -150,7 +150,7 @@ class Membership:
         self.holders: dict[int, Holding] = {}
         """The holds, by queue."""
         self.strategy = "sticky"
-        self.place = AllocatedTopic(topic, "", "", 0)
+        self.allocated = AllocatedTopic(topic, "", "", 0)
         self.generation = (
             clock() // _MILLISECOND_NS if first_generation is None else first_generation
         )
@@ -247,7 +247,9 @@ class Membership:
         if member is not self.leader:
             leader = f"{self.leader.id!r} does" if self.leader is not None else "no member does"
             raise Conflict(f"{member.id!r} does not lead the group, {leader}")
-        plan: dict[int, GroupConsumer | None] = dict.fromkeys(range(min(count, self.place.count)))
+        plan: dict[int, GroupConsumer | None] = dict.fromkeys(
+            range(min(count, self.allocated.count))
+        )
         planned: set[int] = set()
         for id, numbers in queues.items():
             for number in numbers:
@@ -306,10 +308,10 @@ class Membership:
 
     # changes of the group
 
-    def resize(self, place: AllocatedTopic) -> None:
+    def resize(self, allocated: AllocatedTopic) -> None:
         """Handle a change of the queues to allocate: the topic has more."""
-        if place != self.place:
-            self.place = place
+        if allocated != self.allocated:
+            self.allocated = allocated
             self._begin_roster()
 
     def dismiss(self) -> None:
@@ -385,8 +387,8 @@ class Membership:
         if self._plan is None:
             held: dict[str, list[TopicQueue]] = {}
             for queue, member in self.targets.items():
-                held.setdefault(member.id, []).append(self.place.queues[queue])
-            self.targets = self._allocated(self.place.queues, held, {})
+                held.setdefault(member.id, []).append(self.allocated.queues[queue])
+            self.targets = self._allocated(self.allocated.queues, held, {})
             self._orphans_due_ns = None
         else:
             self.targets = self._planned(self._plan)
@@ -410,12 +412,12 @@ class Membership:
         """Allocate some queues by the strategy; by ``sticky`` if only members know it."""
         candidates = [
             GroupMember(
-                m.id, m.room, m.wanted, held=held.get(m.id, ()), elsewhere=elsewhere.get(m.id, 0)
+                m.id, m.room, m.requested, held=held.get(m.id, ()), elsewhere=elsewhere.get(m.id, 0)
             )
             for m in self.members.values()
         ]
         strategy = self.strategy if self.strategy in STRATEGIES else "sticky"
-        assignment = allocate(strategy, self.place.topic, queues, candidates)
+        assignment = allocate(strategy, self.allocated.topic, queues, candidates)
         return {q.number: self.members[id] for id, mine in assignment.items() for q in mine}
 
     def _planned(self, plan: dict[int, GroupConsumer | None]) -> dict[int, GroupConsumer]:
@@ -423,7 +425,7 @@ class Membership:
         or waits.
         """
         orphans: list[int] = []
-        for queue in range(self.place.count):
+        for queue in range(self.allocated.count):
             if queue in plan:
                 member = plan[queue]
                 if member is None or not member.is_gone:
@@ -442,9 +444,11 @@ class Membership:
         elif _is_over(self._orphans_due_ns, self._clock()):
             self._orphans_due_ns = None
             loads = Counter(member.id for member in targets.values())
-            found = self._allocated([self.place.queues[queue] for queue in orphans], {}, loads)
-            plan |= dict.fromkeys(orphans) | found
-            targets |= found
+            granted = self._allocated(
+                [self.allocated.queues[queue] for queue in orphans], {}, loads
+            )
+            plan |= dict.fromkeys(orphans) | granted
+            targets |= granted
         return targets
 
     def _free(self, queues: Iterable[int]) -> None:

@@ -72,18 +72,18 @@ class _Wrong(Exception):
         self.path = list(path)
 
 
-def _not(wanted: str, found: object) -> _Wrong:
-    return _Wrong(f"must be {wanted}, not {repr(found)[:_MAX_SHOWN]}")
+def _not(expected: str, value: object) -> _Wrong:
+    return _Wrong(f"must be {expected}, not {repr(value)[:_MAX_SHOWN]}")
 
 
 @cache
 def _layout(shape: type[Shaped]) -> _Layout:
     hints = get_type_hints(shape)
-    written = [each for each in fields(shape) if hints[each.name] is not bytes]
-    names = tuple(each.name for each in written)
+    written = [f for f in fields(shape) if hints[f.name] is not bytes]
+    names = tuple(f.name for f in written)
     values_of = attrgetter(*names) if len(names) > 1 else lambda r: (getattr(r, names[0]),)
     tail = next((name for name, hint in hints.items() if hint is bytes), "")
-    defaults = tuple(each.default for each in written)
+    defaults = tuple(f.default for f in written)
     return _Layout(getattr(shape, "op", ""), names, defaults, values_of, tail)
 
 
@@ -157,7 +157,7 @@ def _reader(kind: Any) -> Reader:
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             return _list_reader(_reader(arguments[0]))
-        return _row_reader(tuple, [_reader(each) for each in arguments], 0)
+        return _row_reader(tuple, [_reader(argument) for argument in arguments], 0)
     if origin in (Union, UnionType):
         return _union_reader(kind)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -170,11 +170,11 @@ def _reader(kind: Any) -> Reader:
 
 
 def _plain_reader(kind: type) -> Reader:
-    wanted = {int: "a whole number", str: "a string", bool: "true or false"}[kind]
+    expected = {int: "a whole number", str: "a string", bool: "true or false"}[kind]
 
     def read(value: object) -> object:
         if type(value) is not kind:
-            raise _not(wanted, value)
+            raise _not(expected, value)
         return value
 
     return read
@@ -226,7 +226,7 @@ def _row_reader(make: Callable[[Any], Any], readers: list[Reader], optional: int
 
 
 def _union_reader(union: Any) -> Reader:
-    some = [each for each in get_args(union) if each is not type(None)]
+    some = [kind for kind in get_args(union) if kind is not type(None)]
     if len(some) < len(get_args(union)):
         (kind,) = some
         read_value = _reader(kind)

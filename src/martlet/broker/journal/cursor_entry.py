@@ -266,6 +266,6 @@ class CursorState:
         self.next = min(self.next, offset)
         self.scheduled_end = min(self.scheduled_end, offset)
         self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
-        self.pending = {o: known for o, known in self.pending.items() if o < offset}
-        self.errors = {o: known for o, known in self.errors.items() if o < offset}
-        self.charges = {o: known for o, known in self.charges.items() if o < offset}
+        self.pending = {o: row for o, row in self.pending.items() if o < offset}
+        self.errors = {o: row for o, row in self.errors.items() if o < offset}
+        self.charges = {o: row for o, row in self.charges.items() if o < offset}

@@ -130,13 +130,13 @@ class TopicRecord:
     """The channels of this queue; only in a `SnapshotEntry`."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """The number of the topic's queue 0, and the number of this queue."""
         return self.of or self.id, self.queue
 
 
 class IndexRecord(NamedTuple):
-    """The part of a topic's index file that a checkpoint covers."""
+    """A topic's index file, as far as a checkpoint covers it."""
 
     first_row: int
     """The number of the file's first row, which is in its name."""

@@ -66,9 +66,9 @@ class ChannelFilter:
         likely = np.arange(first, stop)
         if len(self._hashes):
             likely = likely[np.isin(block.tags[first:stop], self._hashes)]
-        found = np.zeros(stop - first, bool)
+        accepted = np.zeros(stop - first, bool)
         if len(likely) <= _FEW:
-            found[likely - first] = [self.accepts(block.entry(at)) for at in likely.tolist()]
+            accepted[likely - first] = [self.accepts(block.entry(at)) for at in likely.tolist()]
         else:
-            found[likely - first] = self._condition.select(PropertyColumns(block, likely), True)
-        return found
+            accepted[likely - first] = self._condition.select(PropertyColumns(block, likely), True)
+        return accepted

@@ -1,7 +1,7 @@
-"""The state of a channel at one queue, shared by the parts of the channel.
+"""The state of a channel at one queue, shared by the objects of the channel.
 
-It has no rules: those are in the parts (`martlet.broker.channel`), and in a group's
-(`martlet.broker.groups.group_queue`).
+It has no rules: those are in `martlet.broker.channel`, and a group's in
+`martlet.broker.groups.group_queue`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ChannelContext(BrokerContext, Protocol):
 
 
 class Waiting(Protocol):
-    """A part to call when messages arrive in a queue."""
+    """An object to call when messages arrive in a queue."""
 
     def pump(self) -> None:
         """Handle new messages."""
@@ -131,7 +131,7 @@ class ChannelState:
         self.policy = ChannelPolicy()
         self.retry: RetryPolicy | None = None
         """The retry policy for failed messages; None for NSQ's rules."""
-        self.wanted: ChannelFilter | None = None
+        self.channel_filter: ChannelFilter | None = None
         """The filter of its messages; None for all."""
         self.consumers: list[ChannelConsumer] = []
         self.numbers: dict[int, ChannelConsumer] = {}
@@ -141,7 +141,7 @@ class ChannelState:
         """Whether it was deleted."""
         self.dirty = False
         """Whether its cursor has moved since it was last journaled."""
-        self.trail: TraceRecorder | None = None
+        self.recorder: TraceRecorder | None = None
         """The history of its messages, if they are traced."""
         # Counts of messages, since the broker was started.
         self.retry_count = 0

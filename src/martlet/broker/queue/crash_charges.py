@@ -73,5 +73,5 @@ class CrashCharges:
 
     def drop_below(self, offset: int) -> None:
         """Remove the charges below a committed offset."""
-        for known in [known for known in self.by_offset if known < offset]:
-            del self.by_offset[known]
+        for charged in [o for o in self.by_offset if o < offset]:
+            del self.by_offset[charged]

@@ -47,11 +47,11 @@ _ATTEMPTS_AT = 16
 MAX_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
-MAX_LOOKED = 1024
+MAX_TESTED = 1024
 """Batches searched in one turn of the loop for messages that a filter accepts."""
 MAX_AT_ONCE = 1024
 """The messages of a batch that a filter tests at once."""
-_LOOKS_MESSAGES = 8
+_MESSAGES_A_BATCH = 8
 """So many tested messages count as much as a batch: they take some microseconds."""
 MAX_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that exceeds this size, so that one consumer does not get everything
@@ -79,7 +79,7 @@ class _Tested(NamedTuple):
         offsets: those that it accepts.
     """
 
-    wanted: ChannelFilter
+    channel_filter: ChannelFilter
     first: int
     stop: int
     offsets: Offsets
@@ -113,7 +113,7 @@ class Cursor:
         self._ends: memoryview | None = None
         self.filtered_count = 0
         """The number of messages that a filter has rejected, since the broker was started."""
-        self._looked = 0
+        self._tested_count = 0
         self._tested: _Tested | None = None
 
     @property
@@ -196,28 +196,28 @@ class Cursor:
         holder: int,
         max_count: int,
         limit: int,
-        wanted: ChannelFilter,
+        channel_filter: ChannelFilter,
         *,
         with_properties: bool,
     ) -> tuple[list[memoryview | bytes], int]:
         """Grant messages that a filter accepts, and skip the others.
 
-        May return none although there are some, since it tests a limited number: see `may_look`.
+        May return none although there are some, as it tests a limited number: see `may_test_more`.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
-        taken = taken_bytes = self._looked = 0
+        taken = taken_bytes = self._tested_count = 0
         while (
             taken < max_count
             and window.next < limit
             and taken_bytes < MAX_GRANT_BYTES
-            and self.may_look
+            and self.may_test_more
         ):
             entry = self._next_entry(limit)
             if entry is None:
                 continue
             first, base = window.next, entry.first_offset
-            offsets, stop = self.matching(entry, wanted)
+            offsets, stop = self.matching(entry, channel_filter)
             some = offsets[: max_count - taken]
             for begin, end in merged(some, some + 1):
                 if begin > window.next:
@@ -235,16 +235,16 @@ class Cursor:
         self._release_finished()
         return parts, taken
 
-    def pass_over(self, limit: int, wanted: ChannelFilter) -> None:
+    def pass_over(self, limit: int, channel_filter: ChannelFilter) -> None:
         """Skip messages below offset `limit` that a filter rejects, up to one that it accepts; it
-        tests a limited number: see `may_look`.
+        tests a limited number: see `may_test_more`.
         """
-        self._looked = 0
-        while self.window.next < limit and self.may_look:
+        self._tested_count = 0
+        while self.window.next < limit and self.may_test_more:
             entry = self._next_entry(limit)
             if entry is None:
                 continue
-            offsets, stop = self.matching(entry, wanted)
+            offsets, stop = self.matching(entry, channel_filter)
             end = int(offsets[0]) if len(offsets) else stop
             self.filtered_count += end - self.window.next
             if end > self.window.next:
@@ -257,27 +257,32 @@ class Cursor:
         """Return the batch that holds `next`, the current one; None where `next` was moved."""
         entry, offset = self._entry, self.window.next
         if entry is None or not entry.first_offset <= offset < entry.end_offset:
-            self._looked += 1
+            self._tested_count += 1
             return self._entry if self._move(offset, limit) else None
         return entry
 
     @property
-    def may_look(self) -> bool:
+    def may_test_more(self) -> bool:
         """Whether a filter may test more messages in this turn of the loop."""
-        return self._looked < MAX_LOOKED
+        return self._tested_count < MAX_TESTED
 
-    def matching(self, entry: IndexEntry, wanted: ChannelFilter) -> tuple[Offsets, int]:
+    def matching(self, entry: IndexEntry, channel_filter: ChannelFilter) -> tuple[Offsets, int]:
         """Return offsets that a filter accepts, of messages of the current batch from `next` on,
         and the offset up to which it has tested them.
         """
         offset, base = self.next, entry.first_offset
-        known = self._tested
-        if known is None or known.wanted is not wanted or not known.first <= offset < known.stop:
+        tested = self._tested
+        if (
+            tested is None
+            or tested.channel_filter is not channel_filter
+            or not tested.first <= offset < tested.stop
+        ):
             stop = min(entry.end_offset, offset + MAX_AT_ONCE)
-            self._looked += (stop - offset) // _LOOKS_MESSAGES
-            numbers = wanted.accepted(properties_of(self._record), offset - base, stop - base)
-            known = self._tested = _Tested(wanted, offset, stop, numbers + base)
-        return known.offsets[np.searchsorted(known.offsets, offset) :], known.stop
+            self._tested_count += (stop - offset) // _MESSAGES_A_BATCH
+            block = properties_of(self._record)
+            numbers = channel_filter.accepted(block, offset - base, stop - base)
+            tested = self._tested = _Tested(channel_filter, offset, stop, numbers + base)
+        return tested.offsets[np.searchsorted(tested.offsets, offset) :], tested.stop
 
     def skip_some(self, max_count: int, limit: int) -> list[bytes]:
         """Skip up to `max_count` messages of one batch, below offset `limit`; the caller keeps
@@ -460,8 +465,8 @@ class Cursor:
         of it may be in flight. The caller schedules deferred messages again.
         """
         assert offset <= self.next
-        for known in [known for known in self.pending.by_offset if known >= offset]:
-            self.pending.remove(known)
+        for dropped in [o for o in self.pending.by_offset if o >= offset]:
+            self.pending.remove(dropped)
         self.window.go_back(offset)
         self._entry = None
         self._release_record()

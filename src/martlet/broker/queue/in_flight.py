@@ -111,11 +111,11 @@ class InFlightWindow:
         """
         if int(offsets[0]) < self.floor or int(offsets[-1]) >= self.next:
             return False
-        places = offsets - self._origin
+        indexes = offsets - self._origin
         holders = self._holders
-        if not (holders[places] == holder).all():
+        if not (holders[indexes] == holder).all():
             return False
-        holders[places] = 0
+        holders[indexes] = 0
         if holders.item(self.floor - self._origin) == 0:
             self.advance()
         return True
@@ -132,11 +132,11 @@ class InFlightWindow:
         end = min(end, self.next)
         if first >= end:
             return np.empty(0, np.int64)
-        part = self._holders[first - self._origin : end - self._origin]
-        places = np.flatnonzero(part == holder)
-        part[places] = 0
+        slots = self._holders[first - self._origin : end - self._origin]
+        indexes = np.flatnonzero(slots == holder)
+        slots[indexes] = 0
         self.advance()
-        return places + first
+        return indexes + first
 
     def held_by(self, holder: int, first: int, end: int) -> list[int]:
         """Return the offsets from `first` up to `end` that a holder holds."""
@@ -144,8 +144,8 @@ class InFlightWindow:
         end = min(end, self.next)
         if first >= end:
             return []
-        part = self._holders[first - self._origin : end - self._origin]
-        offsets: list[int] = (np.flatnonzero(part == holder) + first).tolist()
+        slots = self._holders[first - self._origin : end - self._origin]
+        offsets: list[int] = (np.flatnonzero(slots == holder) + first).tolist()
         return offsets
 
     def release_all(self, first: int, end: int) -> dict[int, int]:
@@ -157,9 +157,9 @@ class InFlightWindow:
         end = min(end, self.next)
         if first >= end:
             return {}
-        part = self._holders[first - self._origin : end - self._origin]
-        holders, counts = np.unique(part[part != 0], return_counts=True)
-        part[:] = 0
+        slots = self._holders[first - self._origin : end - self._origin]
+        holders, counts = np.unique(slots[slots != 0], return_counts=True)
+        slots[:] = 0
         self.advance()
         return dict(zip(holders.tolist(), counts.tolist(), strict=True))
 
@@ -200,9 +200,9 @@ class InFlightWindow:
 
     def held(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return the held offsets from `first` up to `end`, and their holders."""
-        part = self._holders[first - self._origin : end - self._origin]
-        places = np.flatnonzero(part)
-        return list(zip((places + first).tolist(), part[places].tolist(), strict=True))
+        slots = self._holders[first - self._origin : end - self._origin]
+        indexes = np.flatnonzero(slots)
+        return list(zip((indexes + first).tolist(), slots[indexes].tolist(), strict=True))
 
     def held_offsets(self, first: int, end: int) -> Offsets:
         """Return the held offsets from `first` up to `end`, of any holder."""
@@ -210,18 +210,18 @@ class InFlightWindow:
         end = min(end, self.next)
         if first >= end:
             return np.empty(0, np.int64)
-        part = self._holders[first - self._origin : end - self._origin]
-        return np.flatnonzero(part) + first
+        slots = self._holders[first - self._origin : end - self._origin]
+        return np.flatnonzero(slots) + first
 
     def held_ranges(self) -> npt.NDArray[np.uint64]:
         """Return the held offsets, of any holder, as rows of (first offset, end offset)."""
         if self.floor == self.next:
             return _NO_RANGES
-        part = self._holders[self.floor - self._origin : self.next - self._origin]
-        if np.count_nonzero(part) == len(part):  # The usual case, and faster.
+        slots = self._holders[self.floor - self._origin : self.next - self._origin]
+        if np.count_nonzero(slots) == len(slots):  # The usual case, and faster.
             return np.array([[self.floor, self.next]], np.uint64)
-        part = part != 0
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], part, [False]))))
+        slots = slots != 0
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], slots, [False]))))
         return (edges + self.floor).astype(np.uint64).reshape(-1, 2)
 
     def go_back(self, offset: int) -> None:

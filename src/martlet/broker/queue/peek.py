@@ -62,14 +62,14 @@ def peek(
     channel: ChannelState, start: int, max_count: int, states: Collection[PeekState]
 ) -> list[Peeked]:
     """Return the first messages in some states from an offset on, by offset."""
-    found: list[Iterator[Peeked]] = []
+    iterators: list[Iterator[Peeked]] = []
     if PeekState.IN_FLIGHT in states:
-        found.append(_in_window(channel, start))
+        iterators.append(_in_window(channel, start))
     if not set(states) <= {PeekState.WAITING}:
-        found.append(_pending(channel, start, states))
+        iterators.append(_pending(channel, start, states))
     if PeekState.WAITING in states:
-        found.append(_waiting(channel, start))
-    return list(islice(merge(*found, key=lambda peeked: peeked.offset), max_count))
+        iterators.append(_waiting(channel, start))
+    return list(islice(merge(*iterators, key=lambda peeked: peeked.offset), max_count))
 
 
 def _in_window(channel: ChannelState, start: int) -> Iterator[Peeked]:

@@ -34,7 +34,7 @@ class PendingMessage(Generic[OwnerT]):
         deliver_at_ns: the date of a deferred message; 0 for any other.
         delivered_at_ns: when it was last delivered.
         rank: of its last delivery (see `martlet.broker.queue.started`).
-        asked_rank: of the first of several deliveries to the same owner without an answer; an
+        first_rank: of the first of several deliveries to the same owner without an answer; an
             answer may be to that one.
         last_progress: the progress of the owner for which it timed out, and which may still answer;
             a reference to the owner would keep its connection in memory.
@@ -47,7 +47,7 @@ class PendingMessage(Generic[OwnerT]):
     owner: OwnerT | None = None
     failures: int = 0
     rank: int = 0
-    asked_rank: int = 0
+    first_rank: int = 0
     last_progress: StartedMessages | None = None
     is_suspect: bool = False
     deliver_at_ns: int = 0
@@ -170,7 +170,7 @@ class PendingMessages(Generic[OwnerT]):
             message.due_ns = deadline_ns
             message.delivered_at_ns = now_ns
             message.rank = rank
-            message.asked_rank = message.asked_rank or rank
+            message.first_rank = message.first_rank or rank
             message.last_progress = None
             self._at(deadline_ns, offset)
         assert self._ready_set.issuperset(offsets)
@@ -189,12 +189,12 @@ class PendingMessages(Generic[OwnerT]):
         deadline_ns: int,
         failures: int = 0,
         rank: int = 0,
-        asked_rank: int = 0,
+        first_rank: int = 0,
     ) -> PendingMessage[OwnerT]:
         """Put a message in flight to an owner until a deadline."""
         self._leave(offset)
         message = self.by_offset[offset] = PendingMessage(
-            attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
+            attempts, deadline_ns, delivered_at_ns, owner, failures, rank, first_rank or rank
         )
         self.in_flight_count += 1
         self.changed.add(offset)
@@ -213,9 +213,9 @@ class PendingMessages(Generic[OwnerT]):
     def _at(self, due_ns: int, offset: int) -> None:
         if len(self._times) > 2 * len(self.by_offset) + 64:
             self._times = [
-                (message.due_ns, known)
-                for known, message in self.by_offset.items()
-                if known not in self._ready_set and known != offset
+                (message.due_ns, other)
+                for other, message in self.by_offset.items()
+                if other not in self._ready_set and other != offset
             ]
             heapify(self._times)
         heappush(self._times, (due_ns, offset))
@@ -224,7 +224,7 @@ class PendingMessages(Generic[OwnerT]):
         """Add a message to the ready ones."""
         if len(self.ready) > 2 * len(self._ready_set) + 64:
             # Leave out entries that were removed from the middle.
-            self.ready = deque(known for known in self.ready if known in self._ready_set)
+            self.ready = deque(o for o in self.ready if o in self._ready_set)
         self._ready_set.add(offset)
         self.ready.append(offset)
         if self.on_ready is not None:

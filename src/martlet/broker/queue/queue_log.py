@@ -37,13 +37,13 @@ MAX_BATCH_BYTES = 1 << 20
 class KeptHistory(Protocol):
     """The history that is kept of a queue, finished by every channel."""
 
-    tally: NeedCounter
+    counter: NeedCounter
 
     @property
     def retention(self) -> object:
         """The limits of the history."""
 
-    def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
+    def count(self, locator: SegmentLocator, now_ns: int) -> Iterator[None]:
         """Count the history, some rows at a time."""
 
 
@@ -89,7 +89,7 @@ class QueueLog(StoredQueue):
         self.number = number
         self.id_base = id_base
         self.priority = priority
-        self.tally = NeedCounter(index)
+        self.counter = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None
         """The history kept beyond that, if any."""

@@ -33,7 +33,7 @@ class StoredQueue:
         failover may cut it off and give its offset to another one.
         """
         self._start_row = index.first_row
-        self._start_known = (-1, -1)
+        self._start_version = (-1, -1)
 
     @property
     def start_offset(self) -> int:
@@ -47,10 +47,10 @@ class StoredQueue:
     @property
     def start_row(self) -> int:
         """The number of the index row of `start_offset`."""
-        known = (self._log.retired_count, self.index.first_row)
-        if known != self._start_known:
+        version = (self._log.retired_count, self.index.first_row)
+        if version != self._start_version:
             self._start_row = self._find_start_row()
-            self._start_known = known
+            self._start_version = version
         return self._start_row
 
     def _find_start_row(self) -> int:
@@ -58,13 +58,13 @@ class StoredQueue:
         all gaps: after a power cut a deleted batch may be known only by the gap.
         """
         index = self.index
-        places = SegmentLocator(self._log.segments)
+        locator = SegmentLocator(self._log.segments)
         end = index.end_row
         first = max(self._start_row, index.first_row)
         while end > first:
             start = max(first, end - _ROWS_AT_ONCE)
             rows = index.array(start, end)
-            missing = places.find(rows["position"]) < 0
+            missing = locator.find(rows["position"]) < 0
             ends = rows["first_offset"] + rows["count"]
             missing[:-1] |= ends[:-1] != rows["first_offset"][1:]
             if end < index.end_row:
@@ -85,10 +85,10 @@ class StoredQueue:
     def first_stored_row(self) -> int:
         """The number of the first row whose batch is stored; that behind the last where none is."""
         index = self.index
-        places = SegmentLocator(self._log.segments)
+        locator = SegmentLocator(self._log.segments)
         for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
             rows = index.array(start, start + _ROWS_AT_ONCE)
-            stored = np.flatnonzero(places.find(rows["position"]) >= 0)
+            stored = np.flatnonzero(locator.find(rows["position"]) >= 0)
             if len(stored):
                 return start + int(stored[0])
         return index.end_row
@@ -114,10 +114,10 @@ class TopicView(Protocol):
         """The messages of the queue."""
 
     @property
-    def parts(self) -> Sequence[TopicView]:
+    def at_queues(self) -> Sequence[TopicView]:
         """The topic at each of its queues, by number."""
 
-    def part(self, number: int) -> TopicView:
+    def at_queue(self, number: int) -> TopicView:
         """Return the topic at the queue of that number. Raises NotFound."""
 
 

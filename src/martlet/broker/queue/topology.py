@@ -59,8 +59,8 @@ class NearestFirst:
     def __len__(self) -> int:
         return len(self._first)
 
-    def __getitem__(self, place: int) -> ChannelConsumer:
-        return self._first[place]
+    def __getitem__(self, index: int) -> ChannelConsumer:
+        return self._first[index]
 
     def __iter__(self) -> Iterator[ChannelConsumer]:
         for line in self._lines:

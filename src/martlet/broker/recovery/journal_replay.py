@@ -202,8 +202,8 @@ class RecoveredState:
             case SnapshotEntry():
                 self._apply_snapshot(entry)
             case TogetherEntry(entries):
-                for each in entries:
-                    self.apply_topology(each)
+                for inner in entries:
+                    self.apply_topology(inner)
             case TopicEntry(record):
                 self._apply_topic(record)
             case TopicDeletedEntry(id):
@@ -260,12 +260,12 @@ class RecoveredState:
         older = self.topics.get(self._ids.get((record.name, record.queue), 0))
         if older is None:
             return
-        place = older.record.place
-        if place == record.place:
+        key = older.record.key
+        if key == record.key:
             del self.topics[older.record.id]
             return
         for id, topic in list(self.topics.items()):
-            if topic.record.place[0] == place[0]:
+            if topic.record.key[0] == key[0]:
                 del self.topics[id]
 
     def _apply_to_channel(
@@ -340,10 +340,10 @@ class RecoveredState:
 
     def kept(self) -> list[RecoveredTopic]:
         """Return the topics to restore, the queues of each in order."""
-        places = sorted((topic.record.place, id) for id, topic in self.topics.items())
+        keys = sorted((topic.record.key, id) for id, topic in self.topics.items())
         return [
             self.topics[id]
-            for (first, _), id in places
+            for (first, _), id in keys
             if first in self.topics and not is_ephemeral(self.topics[id].record.name)
         ]
 
@@ -387,8 +387,8 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
 
 def _held_by(entry: bytes) -> Iterator[int]:
     """Yield the first offsets of the batches that transactions hold."""
-    found = decode(RecordKind.TRANSACTION, entry)
-    if isinstance(found, AllTransactionsEntry):
-        for transaction in found.transactions:
+    decoded = decode(RecordKind.TRANSACTION, entry)
+    if isinstance(decoded, AllTransactionsEntry):
+        for transaction in decoded.transactions:
             for batches in transaction.branches.values():
                 yield from (batch.first_offset for batch in batches)

@@ -173,16 +173,16 @@ class BrokerRecovery:
 
     def all_topics(self) -> Iterable[StandbyTopic]:
         """Return each topic, at its queue 0."""
-        for known in self._state.topics.values():
-            if not known.record.queue and is_shown(known):
-                yield StandbyTopic(self._state, self.log, known)
+        for recovered in self._state.topics.values():
+            if not recovered.record.queue and is_shown(recovered):
+                yield StandbyTopic(self._state, self.log, recovered)
 
     def find_topic(self, name: str) -> StandbyTopic:
         """Return the topic of that name, at its queue 0. Raises NotFound."""
-        known = self._state.find(name, 0)
-        if known is None or not is_shown(known):
+        recovered = self._state.find(name, 0)
+        if recovered is None or not is_shown(recovered):
             raise NotFound(f"there is no topic {name!r}")
-        return StandbyTopic(self._state, self.log, known)
+        return StandbyTopic(self._state, self.log, recovered)
 
     # checkpoints
 
@@ -234,11 +234,11 @@ class BrokerRecovery:
         """Return the newest checkpoint of a copied log, once; None while there is none that a
         durable log reaches.
         """
-        found = self.checkpoint
-        if found is None or found.durable_from > durable_position:
+        waiting = self.checkpoint
+        if waiting is None or waiting.durable_from > durable_position:
             return None
         self.checkpoint = None
-        return found
+        return waiting
 
     def _apply(self, header: Header, record: memoryview) -> None:
         state = self._state
@@ -296,7 +296,7 @@ class BrokerRecovery:
 
     def _go_on_in_time(self, broker: BrokerCore) -> None:
         """Let what is stored from now on be no older than what is stored already."""
-        newest = [known.index.newest_ns for known in self._state.topics.values()]
+        newest = [recovered.index.newest_ns for recovered in self._state.topics.values()]
         broker.last_stored_ns = max(self._state.newest_ns, *newest, 0)
         behind_ns = broker.last_stored_ns - broker.wall()
         if behind_ns > _CLOCK_SLACK_NS:
@@ -367,7 +367,7 @@ def promote(
         end_position=copy.position,
         last_epoch=copy.epochs.last,
         epochs=copy.epochs,
-        damaged=[LogDamage(*each, "no replica has it undamaged") for each in copy.damaged],
+        damaged=[LogDamage(*span, "no replica has it undamaged") for span in copy.damaged],
     )
     checkpointed = recovery.checkpoint_position or 0
     log = CommitLog(copy.storage, copy.segments, copy.position, epoch, segment_bytes, checkpointed)
@@ -445,7 +445,7 @@ def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
     """Whether a log that ends at a position goes on from an earlier one with no segment missing.
 
     Batches moved out of a missing one come behind later ones, and a state from before it would not
-    have their places.
+    have them.
     """
     covered = spans(segments)
     return bool(covered) and covered[-1][0] <= position <= end
@@ -500,12 +500,12 @@ def _rebuild(
             packed.setdefault(header.topic, []).append(np.array(some, ENTRY))
             some.clear()
     for topic, some in rows.items():
-        found = np.concatenate([*packed.get(topic, []), np.array(some, ENTRY)])
-        found = found[np.lexsort((found["position"], found["first_offset"]))]
-        last = np.append(found["first_offset"][1:] != found["first_offset"][:-1], True)
-        found = found[last]
+        all_rows = np.concatenate([*packed.get(topic, []), np.array(some, ENTRY)])
+        all_rows = all_rows[np.lexsort((all_rows["position"], all_rows["first_offset"]))]
+        last = np.append(all_rows["first_offset"][1:] != all_rows["first_offset"][:-1], True)
+        all_rows = all_rows[last]
         index = Index(state.storage, topic, numbers[topic])
-        index.fill(found)
+        index.fill(all_rows)
         state.indexes[topic] = index
 
 
@@ -516,60 +516,60 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
     broker.producers.topics = broker.by_id
     kept = set()
     half: HalfTopic | None = None
-    for known in state.kept():
-        if known.record.delayed is not None:
+    for recovered in state.kept():
+        if recovered.record.delayed is not None:
             continue
-        kept.add(known.index.name)
-        if known.record.name == HALF:
-            half = HalfTopic(broker, known.record.id, HALF, _queue(broker, known))
-            half.voids = list(known.record.voids)
+        kept.add(recovered.index.name)
+        if recovered.record.name == HALF:
+            half = HalfTopic(broker, recovered.record.id, HALF, _queue(broker, recovered))
+            half.voids = list(recovered.record.voids)
             broker.by_id[half.id] = half
             continue
-        topic = _topic(broker, known)
+        topic = _topic(broker, recovered)
         broker.adopt(topic)
         if topic.number:
-            broker.topics[topic.name].add_part(topic)
-        _restore_channels(broker, topic, known)
+            broker.topics[topic.name].add_queue(topic)
+        _restore_channels(broker, topic, recovered)
     for topic in broker.topics.values():
         _harmonise(topic)
         for name in topic.channels:
             join(topic, name)
     state.transactions.settle(broker.transactions, half)
-    for known in state.topics.values():
-        if known.record.delayed is not None:
-            kept.update(_settle_bucket(broker, state, known, known.record.delayed.topic))
+    for recovered in state.topics.values():
+        if recovered.record.delayed is not None:
+            kept.update(_settle_bucket(broker, state, recovered, recovered.record.delayed.topic))
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
 
 
-def _queue(broker: BrokerCore, known: RecoveredTopic) -> QueueLog:
-    record = known.record
-    end_offset = known.next_offset
+def _queue(broker: BrokerCore, recovered: RecoveredTopic) -> QueueLog:
+    record = recovered.record
+    end_offset = recovered.next_offset
     return QueueLog(
         broker.log,
         record.id,
         record.queue,
         record.id_base,
-        known.index,
+        recovered.index,
         end_offset,
         priority=record.priority,
     )
 
 
-def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
-    record = known.record
-    topic = Topic(broker, record.id, record.name, _queue(broker, known))
+def _topic(broker: BrokerCore, recovered: RecoveredTopic) -> Topic:
+    record = recovered.record
+    topic = Topic(broker, record.id, record.name, _queue(broker, recovered))
     topic.backlog_offset = record.backlog_offset
     if record.paused_at is not None:
         # If a channel saw more than that, the entry that ended the pause is lost.
-        seen = [cursor.limit for cursor in known.cursors.values()]
-        seen += [channel.limit or 0 for channel in known.channels.values()]
+        seen = [cursor.limit for cursor in recovered.cursors.values()]
+        seen += [channel.limit or 0 for channel in recovered.channels.values()]
         topic.paused_at = max(record.paused_at, topic.backlog_offset, *seen)
     topic.voids = list(record.voids)
     topic.policy = TopicPolicy.read(record.policy or {})
     topic.key_hash = record.key_hash
-    holders = [c for c in known.channels.values() if not _keeps_nothing(c)]
+    holders = [c for c in recovered.channels.values() if not _keeps_nothing(c)]
     if holders and all(is_ephemeral(channel.name) for channel in holders):
         topic.backlog_offset = topic.limit
     return topic
@@ -588,14 +588,14 @@ class _Now(NamedTuple):
     stored_ns: int
 
 
-def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -> None:
+def _restore_channels(broker: BrokerCore, topic: Topic, recovered: RecoveredTopic) -> None:
     queue = topic.queue
-    for channel_id, record in known.channels.items():
+    for channel_id, record in recovered.channels.items():
         if is_ephemeral(record.name):
             continue
         # If a damaged record has lost its cursor, everything stored is redelivered.
-        start = queue.first_stored_offset if channel_id not in known.cursors else 0
-        cursor = known.cursors.get(channel_id) or CursorState(start, start)
+        start = queue.first_stored_offset if channel_id not in recovered.cursors else 0
+        cursor = recovered.cursors.get(channel_id) or CursorState(start, start)
         kept_from = min(cursor.next, queue.start_offset)
         voids = [void for void in record.voids if void[1] > kept_from]
         channel = topic.restore_channel(channel_id, record.name, cursor.next, voids)
@@ -642,7 +642,7 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now: _Now) -> None:
 
 
 def _resumed(due_ns: int, now: _Now) -> int:
-    """Return the running time when a delay ends of which a part has passed by stored times."""
+    """Return the running time when a delay ends of which some has passed by stored times."""
     left_ns = due_ns - now.wall_ns
     return now.running_ns + (left_ns if left_ns <= 0 else max(0, due_ns - now.stored_ns))
 
@@ -673,26 +673,34 @@ def _harmonise(topic: Topic) -> None:
     channel existed when they were added, so it gets everything stored in them; some of it may be
     redelivered.
     """
-    channels = {name: channel for part in topic.parts for name, channel in part.channels.items()}
-    for part in topic.parts:
-        missing = channels.keys() - part.channels.keys()
-        start = part.queue.first_stored_offset if part.holders else part.backlog_offset
+    channels = {
+        name: channel
+        for queue_topic in topic.at_queues
+        for name, channel in queue_topic.channels.items()
+    }
+    for queue_topic in topic.at_queues:
+        missing = channels.keys() - queue_topic.channels.keys()
+        start = (
+            queue_topic.queue.first_stored_offset
+            if queue_topic.holders
+            else queue_topic.backlog_offset
+        )
         for name in sorted(missing):
-            channel = part.restore_channel(channels[name].id, name, start)
+            channel = queue_topic.restore_channel(channels[name].id, name, start)
             channel.paused = channels[name].paused
             channel.configure(channels[name].policy)
-            _wake(part, channel, start)
+            _wake(queue_topic, channel, start)
 
 
 def _settle_bucket(
-    broker: BrokerCore, state: RecoveredState, known: RecoveredTopic, topic: int
+    broker: BrokerCore, state: RecoveredState, recovered: RecoveredTopic, topic: int
 ) -> list[str]:
     """Restore a bucket if its target topic exists. Returns its index."""
-    record, target = known.record, broker.queues.get(topic)
+    record, target = recovered.record, broker.queues.get(topic)
     if target is None:
         return []
     ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())
     restore_bucket(
-        broker, broker.delays, target, record, known.index, known.next_offset, marks, ids
+        broker, broker.delays, target, record, recovered.index, recovered.next_offset, marks, ids
     )
-    return [known.index.name]
+    return [recovered.index.name]

@@ -97,28 +97,28 @@ class StandbyTopic:
         state: has all of its queues.
     """
 
-    def __init__(self, state: RecoveredState, log: SegmentedLog, known: RecoveredTopic) -> None:
-        self.id = known.record.id
-        self.name = known.record.name
-        self.number = known.record.queue
-        self.queue = known.stored_in(log)
+    def __init__(self, state: RecoveredState, log: SegmentedLog, recovered: RecoveredTopic) -> None:
+        self.id = recovered.record.id
+        self.name = recovered.record.name
+        self.number = recovered.record.queue
+        self.queue = recovered.stored_in(log)
         self._state = state
         self._log = log
 
     @property
-    def parts(self) -> list[StandbyTopic]:
+    def at_queues(self) -> list[StandbyTopic]:
         """The topic at each of its queues, by number."""
-        found = [] if self.number else [self]
-        while (known := self._state.find(self.name, len(found))) is not None:
-            found.append(StandbyTopic(self._state, self._log, known))
-        return found
+        topics = [] if self.number else [self]
+        while (recovered := self._state.find(self.name, len(topics))) is not None:
+            topics.append(StandbyTopic(self._state, self._log, recovered))
+        return topics
 
-    def part(self, number: int) -> StandbyTopic:
+    def at_queue(self, number: int) -> StandbyTopic:
         """Return the topic at the queue of that number. Raises NotFound."""
-        known = self._state.find(self.name, number)
-        if known is None:
+        recovered = self._state.find(self.name, number)
+        if recovered is None:
             raise NotFound(f"topic {self.name!r} has no queue {number}")
-        return StandbyTopic(self._state, self._log, known)
+        return StandbyTopic(self._state, self._log, recovered)
 
 
 def is_shown(topic: RecoveredTopic) -> bool:

@@ -2,9 +2,9 @@
 
 ::
 
-    the log   | batch: stored | ... | trail: delivered, requeued | trail: finished | ...
+    the log   | batch: stored | ... | trace: delivered, requeued | trace: finished | ...
                 ^ by the id, its offset and the index, or by the index of keys
-                                    ^ from there on, the trails of its topic
+                                    ^ from there on, the traces of its topic
 
 An id leads to an offset of a queue, and the queue's index to the batch. The id of a delayed message
 leads to its bucket; the forwarded message names that id in its properties. A key is found by the
@@ -153,12 +153,12 @@ class Search:
         if not is_message_id(id.lower()):
             raise TraceNotFound(f"{id[:80]!r} is no message id: {ID_RULE}")
         number = int(id, 16)
-        places = [
+        matches = [
             (topic, offset)
             for topic in self._topics()
             if (offset := (number - topic.record.id_base) & ID_MASK) < self._end(topic)
         ]
-        if not places:
+        if not matches:
             with suppress(TraceNotFound):
                 return self.by_key(id.lower())
             delayed = self._delayed(number)
@@ -169,23 +169,23 @@ class Search:
                 f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
                 " delayed one's that has gone"
             )
-        traces = [self._located(topic, offset) for topic, offset in places]
+        traces = [self._located(topic, offset) for topic, offset in matches]
         return self._completed(traces)
 
     def by_key(self, key: str, since_ns: int = 0, max_count: int = 20) -> TraceResult:
         """Return the newest messages with a key, stored since a time, delayed ones included. Raises
         TraceNotFound.
         """
-        wanted = {topic.record.id: topic for topic in self._topics()}
+        topics = {topic.record.id: topic for topic in self._topics()}
         buckets = {bucket.record.id: (bucket, topic) for bucket, topic in self._buckets()}
-        wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
+        topics |= {number: bucket for number, (bucket, _) in buckets.items()}
         traces: dict[tuple[int, int], Trace] = {}
-        query = KeyQuery(key, wanted.keys(), since_ns, has_notes=True)
+        query = KeyQuery(key, topics.keys(), since_ns, has_notes=True)
         search = KeySearch(self._folder.path, query, self._folder.end, self._ask)
         self.not_indexed = search.not_indexed
         for match in search.find():
             number, offset = match.header.topic, match.offset
-            trace = _trace(wanted[number], match.header, offset, match.body_bytes, match.entry)
+            trace = _trace(topics[number], match.header, offset, match.body_bytes, match.entry)
             if number in buckets:
                 self._add_delayed(trace, *buckets[number])
             traces.setdefault((number, offset), trace)
@@ -226,8 +226,8 @@ class Search:
                 if record is not None:
                     state.apply(header.kind, header.topic, bytes(payload(header, record)))
             elif header.topic in state.topics:
-                known = state.topics[header.topic]
-                known.end_offset = max(known.end_offset, header.first_offset + header.count)
+                recovered = state.topics[header.topic]
+                recovered.end_offset = max(recovered.end_offset, header.first_offset + header.count)
         return state
 
     def _topics(self) -> Iterator[RecoveredTopic]:
@@ -257,8 +257,8 @@ class Search:
             if offset >= self._end(bucket):
                 continue
             number = bucket.record.id
-            found = self._by_index(bucket, offset) or self._by_scan(number, offset)
-            trace = self._read(bucket, *found, offset) if found is not None else None
+            located = self._by_index(bucket, offset) or self._by_scan(number, offset)
+            trace = self._read(bucket, *located, offset) if located is not None else None
             if trace is not None:
                 self._add_delayed(trace, bucket, topic)
                 return trace
@@ -274,10 +274,10 @@ class Search:
 
     def _located(self, topic: RecoveredTopic, offset: int) -> Trace:
         number = topic.record.id
-        found = self._by_index(topic, offset) or self._by_scan(number, offset)
-        if found is None:
+        located = self._by_index(topic, offset) or self._by_scan(number, offset)
+        if located is None:
             raise TraceNotFound(self._gone(topic, offset))
-        header, segment = found
+        header, segment = located
         trace = self._read(topic, header, segment, offset)
         if trace is None:
             raise TraceNotFound(self._gone(topic, offset))
@@ -291,10 +291,10 @@ class Search:
         if data is None or len(data) < stored * ENTRY.itemsize:
             return None
         rows = np.frombuffer(data, ENTRY, stored)
-        place = int(np.searchsorted(rows["first_offset"], np.uint64(offset), "right")) - 1
-        if place < 0 or not offset < int(rows[place]["first_offset"]) + int(rows[place]["count"]):
+        row = int(np.searchsorted(rows["first_offset"], np.uint64(offset), "right")) - 1
+        if row < 0 or not offset < int(rows[row]["first_offset"]) + int(rows[row]["count"]):
             return None
-        return self._at(int(rows[place]["position"]), number, offset)
+        return self._at(int(rows[row]["position"]), number, offset)
 
     def _at(self, position: int, topic: int, offset: int) -> tuple[Header, Segment] | None:
         for segment in self._segments:
@@ -308,11 +308,11 @@ class Search:
 
     def _by_scan(self, topic: int, offset: int) -> tuple[Header, Segment] | None:
         """Return the batch of an offset by the headers of all records; copies count."""
-        found = None
+        located = None
         for header, segment in self._heads(self._segments, RecordKind.BATCH):
             if _holds(header, topic, offset):
-                found = header, segment
-        return found
+                located = header, segment
+        return located
 
     def _gone(self, topic: RecoveredTopic, offset: int) -> str:
         number, name = topic.record.id, topic.record.name
@@ -324,13 +324,13 @@ class Search:
         queue = topic.record.queue
         where = f"queue {queue} of topic {name!r}" if queue else f"topic {name!r}"
         if first is None:
-            known = "nothing of it is stored any more"
+            stored = "nothing of it is stored any more"
         else:
-            known = (
+            stored = (
                 f"what is stored of it begins at offset {first.first_offset}, of"
                 f" {_shown(first.stored_at_ns)}"
             )
-        return f"that is offset {offset} of {where}, and the message has gone: {known}"
+        return f"that is offset {offset} of {where}, and the message has gone: {stored}"
 
     @staticmethod
     def _read(topic: RecoveredTopic, header: Header, segment: Segment, offset: int) -> Trace | None:

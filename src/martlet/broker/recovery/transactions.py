@@ -119,14 +119,17 @@ class TransactionJournal:
             transaction = OpenTransaction.begun(id, entry)
             self._begun(transaction)
         branch, number = entry.branch, entry.number
-        known = transaction.branches.get(branch)
-        expected = len(known.batches) if known is not None else 0
+        stored = transaction.branches.get(branch)
+        expected = len(stored.batches) if stored is not None else 0
         if number > expected:
             transaction.lose(branch)
         elif number == expected:
             size_bytes = header.payload_length + header.properties_length
-            place = (header.first_offset, header.count - 1, entry.topic, entry.queue)
-            transaction.add(branch, HalfBatch(*place, size_bytes, len(entry.times)))
+            first, message_count = header.first_offset, header.count - 1
+            batch = HalfBatch(
+                first, message_count, entry.topic, entry.queue, size_bytes, len(entry.times)
+            )
+            transaction.add(branch, batch)
             transaction.checks = 0
             if transaction.state is TransactionState.SILENT:
                 transaction.state = TransactionState.OPEN

@@ -86,16 +86,16 @@ def count_needs(broker: RetentionContext) -> Iterator[None]:
     """Count the needed bytes from each topic's floor on, some rows at a time, so that
     `begin_checkpoint` has few left: there may be millions.
     """
-    places = SegmentLocator(broker.log.segments)
+    locator = SegmentLocator(broker.log.segments)
     now_ns = broker.stored_at_ns()
     for topic in list(broker.by_id.values()):
         queue, floor = topic.queue, topic.floor
         index = queue.index
         row = index.end_row if floor >= queue.end_offset else index.find(floor)
-        yield from queue.tally.count(places, row)
+        yield from queue.counter.count(locator, row)
         history = history_of(topic, broker.settings.retention, now_ns)
         if history is not None:
-            yield from history.count(places, now_ns)
+            yield from history.count(locator, now_ns)
 
 
 def needs(broker: RetentionContext) -> list[Need]:
@@ -105,9 +105,9 @@ def needs(broker: RetentionContext) -> list[Need]:
     return [
         Need(
             topic.queue.index,
-            topic.queue.tally,
+            topic.queue.counter,
             topic.pending_below(topic.floor),
-            None if topic.queue.history is None else topic.queue.history.tally,
+            None if topic.queue.history is None else topic.queue.history.counter,
         )
         for topic in broker.by_id.values()
     ]
@@ -298,7 +298,7 @@ def _shorten_indexes(broker: RetentionContext, free: list[Segment]) -> list[str]
         index = topic.queue.index
         row = index.find(topic.lowest_needed)
         if topic.queue.history is not None:
-            row = min(row, topic.queue.history.tally.first_row)
+            row = min(row, topic.queue.history.counter.first_row)
         if not may_shorten(index, row):
             continue
         row = _first_from(index, row, oldest)
@@ -386,9 +386,9 @@ def forget(broker: RetentionContext, segment: Segment) -> None:
     """Forget a retired segment of which some batches are counted."""
     for topic in broker.by_id.values():
         queue = topic.queue
-        queue.tally.forget(segment.base)
+        queue.counter.forget(segment.base)
         if queue.history is not None:
-            queue.history.tally.forget(segment.base)
+            queue.history.counter.forget(segment.base)
 
 
 def _retire_unneeded(broker: RetentionContext, job: CheckpointJob) -> None:

@@ -223,10 +223,10 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
 
     Returns the losses.
     """
-    places = SegmentLocator(broker.log.segments)
+    locator = SegmentLocator(broker.log.segments)
     losses = []
     for topic in broker.by_id.values():
-        gone = _gone(topic, places)
+        gone = _gone(topic, locator)
         if gone:
             loss = EvictionLoss(topic, gone)
             loss.drop_unfinished()
@@ -242,17 +242,17 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
     return losses
 
 
-def _gone(topic: Retained, places: SegmentLocator) -> list[Stretch]:
+def _gone(topic: Retained, locator: SegmentLocator) -> list[Stretch]:
     """Return the needed messages of a topic that are stored nowhere."""
     index, floor = topic.queue.index, topic.floor
     unfinished_below = topic.pending_below(floor)
     held = inside(
-        _stored(index.holding(unfinished_below)[1], places), unfinished_below.astype(np.int64)
+        _stored(index.holding(unfinished_below)[1], locator), unfinished_below.astype(np.int64)
     )
     missing = np.setdiff1d(unfinished_below.astype(np.int64), held)
     gone = merged(missing, missing + 1)
     for number in range(index.find(floor), index.end_row, _ROWS_AT_ONCE):
-        for first, end in _stored(index.array(number, number + _ROWS_AT_ONCE), places):
+        for first, end in _stored(index.array(number, number + _ROWS_AT_ONCE), locator):
             if floor < first:
                 gone.append((floor, first))
             floor = end
@@ -261,5 +261,5 @@ def _gone(topic: Retained, places: SegmentLocator) -> list[Stretch]:
     return gone
 
 
-def _stored(rows: Rows, places: SegmentLocator) -> list[Stretch]:
-    return _stretches(rows[places.find(rows["position"]) >= 0])
+def _stored(rows: Rows, locator: SegmentLocator) -> list[Stretch]:
+    return _stretches(rows[locator.find(rows["position"]) >= 0])

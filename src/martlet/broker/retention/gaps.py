@@ -29,7 +29,7 @@ MAX_HOLES = 1000
 """The maximum number of gaps reported; earlier ones are left out."""
 _ROWS_AT_ONCE = 1 << 16
 _FLAGS = slice(14, 16)
-"""The place of the flags in a record's header."""
+"""The position of the flags in a record's header."""
 
 
 def holes(log: SegmentedLog, queue: StoredQueue) -> tuple[int, list[Stretch]]:
@@ -38,34 +38,34 @@ def holes(log: SegmentedLog, queue: StoredQueue) -> tuple[int, list[Stretch]]:
     """
     index = queue.index
     start, row = queue.start_offset, queue.start_row
-    found: list[Stretch] = []
+    gaps: list[Stretch] = []
     if not start or row >= index.end_row:
-        return start, found
-    places = SegmentLocator(log.segments)
+        return start, gaps
+    locator = SegmentLocator(log.segments)
     breaks = _breaks(log)
     while row > index.first_row:
         first = max(index.first_row, row - _ROWS_AT_ONCE)
         rows = index.array(first, row + 1)
         ends = rows["first_offset"] + rows["count"]
-        gone = np.flatnonzero(places.find(rows["position"]) < 0)
+        gone = np.flatnonzero(locator.find(rows["position"]) < 0)
         stop = int(gone[-1]) + 1 if len(gone) else 0
         for at in np.flatnonzero(ends[:-1] != rows["first_offset"][1:])[::-1].tolist():
             if at < stop:
                 break
             before, behind = index.row(first + at), index.row(first + at + 1)
-            together = _is_one_stretch(log, places, breaks, before, behind)
-            if not together or len(found) == MAX_HOLES:
+            together = _is_one_stretch(log, locator, breaks, before, behind)
+            if not together or len(gaps) == MAX_HOLES:
                 stop = at + 1
                 break
-            found.append((before.end_offset, behind.first_offset))
+            gaps.append((before.end_offset, behind.first_offset))
         start, row = int(rows["first_offset"][stop]), first + stop
         if stop:
             break
     entry = index.row(row)
-    if row == index.first_row and start and _is_from_the_beginning(log, places, breaks, entry):
-        found.append((0, start))
+    if row == index.first_row and start and _is_from_the_beginning(log, locator, breaks, entry):
+        gaps.append((0, start))
         start = 0
-    return start, found[::-1]
+    return start, gaps[::-1]
 
 
 def _breaks(log: SegmentedLog) -> list[int]:
@@ -81,7 +81,7 @@ def _breaks(log: SegmentedLog) -> list[int]:
 
 def _is_one_stretch(
     log: SegmentedLog,
-    places: SegmentLocator,
+    locator: SegmentLocator,
     breaks: list[int],
     before: IndexEntry,
     behind: IndexEntry,
@@ -90,17 +90,17 @@ def _is_one_stretch(
     if before.position >= behind.position or _was_moved(log, before) or _was_moved(log, behind):
         return False
     positions = np.array([before.position, behind.position], np.uint64)
-    first, last = places.find(positions).tolist()
+    first, last = locator.find(positions).tolist()
     return bool(first >= 0 and last >= 0 and breaks[first] == breaks[last])
 
 
 def _is_from_the_beginning(
-    log: SegmentedLog, places: SegmentLocator, breaks: list[int], entry: IndexEntry
+    log: SegmentedLog, locator: SegmentLocator, breaks: list[int], entry: IndexEntry
 ) -> bool:
     """Whether everything stored before a batch, from the log's beginning on, still exists."""
     if not log.segments or log.segments[0].base or _was_moved(log, entry):
         return False
-    number = int(places.find(np.array([entry.position], np.uint64))[0])
+    number = int(locator.find(np.array([entry.position], np.uint64))[0])
     return number >= 0 and not breaks[number]
 
 

@@ -60,7 +60,7 @@ class Retention(NamedTuple):
     """The maximum size, of the newest messages; 0 for no limit."""
 
     @classmethod
-    def asked(cls, time_ns: int, bytes: int) -> Self:
+    def from_flags(cls, time_ns: int, bytes: int) -> Self:
         """Make the limits from a broker's flags: a limit of bytes alone keeps history for the
         default time.
         """
@@ -69,10 +69,10 @@ class Retention(NamedTuple):
     def of(self, policy: TopicPolicy) -> Retention:
         """Return the limits for a topic, as far as its policy sets others."""
         time_ms, max_bytes = policy.retention_ms, policy.retention_bytes
-        wanted = self.bytes if max_bytes is None else max_bytes
+        wanted_bytes = self.bytes if max_bytes is None else max_bytes
         if time_ms is not None:
-            return Retention(time_ms * _MILLISECOND_NS, wanted)
-        return Retention(self.time_ns or (USUAL_TIME_NS if max_bytes else 0), wanted)
+            return Retention(time_ms * _MILLISECOND_NS, wanted_bytes)
+        return Retention(self.time_ns or (USUAL_TIME_NS if max_bytes else 0), wanted_bytes)
 
     def shared(self, queues: int) -> Retention:
         """Return the limits of each of a topic's queues: an equal share of the bytes."""
@@ -101,12 +101,12 @@ class History:
 
     def __init__(self, queue: QueueLog, retention: Retention) -> None:
         self.retention = retention
-        self.tally = NeedCounter(queue.index)
+        self.counter = NeedCounter(queue.index)
         """Counts the kept messages, and the needed ones among them."""
         self._queue = queue
         self._row = 0
 
-    def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
+    def count(self, locator: SegmentLocator, now_ns: int) -> Iterator[None]:
         """Drop rows beyond the limits, and count the kept ones, some rows at a time."""
         queue, retention = self._queue, self.retention
         has_time = retention.time_ns > 0
@@ -115,10 +115,10 @@ class History:
         if is_undoable:
             in_time = min(in_time, queue.index.find(queue.emptied_from))
         self._row = max(self._row, queue.start_row, min(in_time, queue.index.end_row))
-        yield from self.tally.count(places, self._row)
+        yield from self.counter.count(locator, self._row)
         if retention.bytes and not is_undoable:
-            self._row = max(self._row, self.tally.row_within(retention.bytes))
-            yield from self.tally.count(places, self._row)
+            self._row = max(self._row, self.counter.row_within(retention.bytes))
+            yield from self.counter.count(locator, self._row)
 
 
 def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | None:
@@ -128,7 +128,7 @@ def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | 
     while, even if they keep nothing else.
     """
     queue = topic.queue
-    retention = usual.of(topic.policy).shared(len(topic.parts))
+    retention = usual.of(topic.policy).shared(len(topic.at_queues))
     is_kept = retention.time_ns > 0 or now_ns < queue.emptied_until_ns
     if not is_kept or topic.ephemeral or is_system(topic.name):
         queue.history = None

@@ -64,12 +64,12 @@ def _drop(channel: Channel, excess: int, max_count: int, *, ready: bool) -> None
     if excess <= 0:
         return
     pending = channel.cursor.pending
-    found = [
+    offsets = [
         offset
         for offset, message in pending.by_offset.items()
         if message.owner is None and pending.is_ready(offset) is ready
     ]
-    for offset in sorted(found)[: excess + max_count // _AT_ONCE]:
+    for offset in sorted(offsets)[: excess + max_count // _AT_ONCE]:
         pending.remove(offset)
 
 

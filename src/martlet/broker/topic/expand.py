@@ -37,7 +37,7 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
         QueuesRefused: it has more already.
         WritesRefused: it could not be journaled, and nothing is changed.
     """
-    now = len(topic.normal_parts)
+    now = len(topic.normal_queues)
     if count < now:
         raise QueuesRefused(
             f"topic {topic.name!r} has {now} queues and cannot have {count}: queues can only be"
@@ -62,65 +62,68 @@ def add_priority(registry: TopicRegistry, topic: Topic, priority: int) -> Topic:
 
 def _add(registry: TopicRegistry, topic: Topic, priorities: Sequence[int]) -> None:
     """Add a queue for each of some priorities."""
-    first = len(topic.parts)
+    first = len(topic.at_queues)
     if first + len(priorities) > MAX_QUEUES:
         raise QueuesRefused(
             f"topic {topic.name!r} has {first} queues, and cannot have {len(priorities)} more: the"
             f" maximum is {MAX_QUEUES}, those of priorities included"
         )
     fresh = [
-        _part(registry, topic, number, priority)
+        _queue_topic(registry, topic, number, priority)
         for number, priority in enumerate(priorities, first)
     ]
-    parts = topic.parts + fresh
-    entries: list[TopologyEntry] = [TopicEntry(part.describe()) for part in parts]
+    queue_topics = topic.at_queues + fresh
+    entries: list[TopologyEntry] = [
+        TopicEntry(queue_topic.describe()) for queue_topic in queue_topics
+    ]
     for name, channel in topic.channels.items():
         entries += [
-            ChannelEntry(part.id, part.describe_channel(part.channels[name]))
-            for part in topic.parts
+            ChannelEntry(queue_topic.id, queue_topic.describe_channel(queue_topic.channels[name]))
+            for queue_topic in topic.at_queues
         ]
         # At the new queues the channel starts at their beginning.
         entries += [
             ChannelEntry(
-                part.id, replace(part.describe_channel(channel), start=0, limit=0, voids=())
+                queue_topic.id,
+                replace(queue_topic.describe_channel(channel), start=0, limit=0, voids=()),
             )
-            for part in fresh
+            for queue_topic in fresh
         ]
     topic.journal(entries)
-    for part in fresh:
-        registry.adopt(part)
-        topic.add_part(part)
+    for queue_topic in fresh:
+        registry.adopt(queue_topic)
+        topic.add_queue(queue_topic)
     for channel in topic.channels.values():
         _grow_channel(topic, channel, fresh)
 
 
-def _part(registry: TopicRegistry, topic: Topic, number: int, priority: int) -> Topic:
+def _queue_topic(registry: TopicRegistry, topic: Topic, number: int, priority: int) -> Topic:
     id = registry.next_id()
     id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
     index = Index(registry.log.storage, id, number)
     queue = QueueLog(registry.log, id, number, id_base, index, 0, priority=priority)
-    part = Topic(registry, id, topic.name, queue)
-    part.parts = topic.parts
-    part.key_hash = topic.key_hash
-    part.paused_at = 0 if topic.paused else None
-    part.policy = topic.policy
-    return part
+    made = Topic(registry, id, topic.name, queue)
+    made.at_queues = topic.at_queues
+    made.key_hash = topic.key_hash
+    made.paused_at = 0 if topic.paused else None
+    made.policy = topic.policy
+    return made
 
 
 def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
-    for part in fresh:
-        fresh_channel = part.restore_channel(channel.id, channel.name, 0)
+    for queue_topic in fresh:
+        fresh_channel = queue_topic.restore_channel(channel.id, channel.name, 0)
         fresh_channel.paused = channel.paused
         fresh_channel.configure(channel.policy)
     join(topic, channel.name)
     if channel.group is not None:
-        channel.group.resize(len(topic.parts))
+        channel.group.resize(len(topic.at_queues))
     for consumer in list(channel.consumers):
         subscriber = (
             consumer.subscriber if isinstance(consumer, Share) else channel.spread_out(consumer)
         )
-        for part in fresh:
-            part.channels[channel.name].add_share(subscriber)
+        for queue_topic in fresh:
+            queue_topic.channels[channel.name].add_share(subscriber)
         assert isinstance(channel.all_queues, PartitionedChannel)
         subscriber.turns = channel.all_queues.turns
         if not isinstance(consumer, Share):

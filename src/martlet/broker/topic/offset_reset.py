@@ -42,7 +42,7 @@ def begin_group(
 
     Raises:
         BadPolicy: it cannot be a group.
-        Conflict: it is a channel, or a member may not change that part of its policy.
+        Conflict: it is a channel, or a member may not change that field of its policy.
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
         OutOfReach: it cannot start at that offset.
     """
@@ -51,18 +51,21 @@ def begin_group(
         # Refuse an invalid policy before the channel is created.
         if is_ephemeral(name):
             raise BadPolicy(f"a group keeps its offsets, so it cannot be ephemeral: {name!r}")
-        wanted = ChannelPolicy(from_consumers=tuple(policy))
-        wanted = wanted.changed({"kind": "offsets", **policy})
+        new_policy = ChannelPolicy(from_consumers=tuple(policy))
+        new_policy = new_policy.changed({"kind": "offsets", **policy})
         if start == "last":
             channel = topic.channel(name)
         else:
-            offsets = {part.number: place(part, start, time_ms, offset) for part in topic.parts}
+            offsets = {
+                queue_topic.number: start_offset(queue_topic, start, time_ms, offset)
+                for queue_topic in topic.at_queues
+            }
             if start != "offset" and not topic.holders:
-                offsets = {n: min(o, topic.parts[n].backlog_offset) for n, o in offsets.items()}
+                offsets = {n: min(o, topic.at_queues[n].backlog_offset) for n, o in offsets.items()}
             channel = channel_from(topic, name, offsets)
     else:
         if channel.policy.kind == "shared" and not channel.policy.from_lookup:
-            depth = sum(part.depth for part in channel.parts)
+            depth = sum(queue_channel.depth for queue_channel in channel.at_queues)
             raise Conflict(
                 f"{name!r} of topic {topic.name!r} is a channel with"
                 f" {counted(depth, 'message')} waiting, to which consumers subscribe,"
@@ -70,31 +73,31 @@ def begin_group(
                 " the channel; or make a group of it for good: martlet channel configure"
                 f" {topic.name} {name} kind=offsets"
             )
-        wanted = replace(wished(channel, policy), kind="offsets", from_lookup=False)
-    if wanted != channel.policy:
-        topic.configure_channel(name, wanted)
+        new_policy = replace(wished(channel, policy), kind="offsets", from_lookup=False)
+    if new_policy != channel.policy:
+        topic.configure_channel(name, new_policy)
     return channel
 
 
-def place(part: Topic, where: str, time_ms: int, offset: int) -> int:
+def start_offset(topic: Topic, where: str, time_ms: int, offset: int) -> int:
     """Return the offset of a start position in a queue. Raises OutOfReach."""
-    limit = part.limit
-    start = min(part.queue.start_offset, limit)
+    limit = topic.limit
+    start = min(topic.queue.start_offset, limit)
     if where == "first":
         return start
     if where == "last":
         return limit
     if where == "time":
         try:
-            return min(max(offset_at(part, time_ms * _MILLISECOND_NS), start), limit)
+            return min(max(offset_at(topic, time_ms * _MILLISECOND_NS), start), limit)
         except OutOfReach:
             return start
     if not start <= offset <= limit:
         raise OutOfReach(
-            f"offset {offset} is not there: queue {part.number} of topic {part.name!r} has"
+            f"offset {offset} is not there: queue {topic.number} of topic {topic.name!r} has"
             f" {start} to {limit}",
             gone=offset < start,
-            queue=part.number,
+            queue=topic.number,
         )
     return offset
 
@@ -117,16 +120,18 @@ def reset_group(
         OutOfReach: an offset is not stored, and nothing is changed.
         WritesRefused: it could not be journaled for all queues; the others are set.
     """
-    places = {number: place(topic.parts[number], where, time_ms, offset) for number in numbers}
+    new_offsets = {
+        number: start_offset(topic.at_queues[number], where, time_ms, offset) for number in numbers
+    }
     if is_dry:
-        return places
+        return new_offsets
     assert channel.group is not None
     channel.group.members.dismiss()
-    for number, to in places.items():
-        part = channel.parts[number]
-        assert part.group is not None
-        part.group.set_to(to)
-    return places
+    for number, to in new_offsets.items():
+        group = channel.at_queues[number].group
+        assert group is not None
+        group.set_to(to)
+    return new_offsets
 
 
 def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
@@ -141,32 +146,34 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
     """
     for number, offset in offsets.items():
-        part = topic.part(number)
-        if offset > part.queue.visible_end:
+        queue_topic = topic.at_queue(number)
+        if offset > queue_topic.queue.visible_end:
             raise OutOfReach(
                 f"offset {offset} of topic {topic.name!r}, queue {number} is behind its end,"
-                f" {part.queue.visible_end}",
+                f" {queue_topic.queue.visible_end}",
                 queue=number,
             )
-    wanted = ChannelPolicy(kind="follower", retain="on" if retain else "off")
+    new_policy = ChannelPolicy(kind="follower", retain="on" if retain else "off")
     channel = topic.channels.get(name)
     if channel is None:
         if is_ephemeral(name):
             raise BadPolicy(f"an ephemeral channel cannot be a follower: {name!r}")
-        starts = {part.number: part.queue.start_offset for part in topic.parts}
-        channel = topic.channel(name, starts, policy=wanted)
+        starts = {
+            queue_topic.number: queue_topic.queue.start_offset for queue_topic in topic.at_queues
+        }
+        channel = topic.channel(name, starts, policy=new_policy)
     elif channel.policy.kind != "follower":
         what = "a group with members" if channel.group is not None else "a channel for consumers"
         raise Conflict(
             f"{name!r} of topic {topic.name!r} is {what}: give what follows the topic another name"
         )
-    elif channel.policy.retain != wanted.retain:
-        topic.configure_channel(name, channel.policy.changed({"retain": wanted.retain}))
+    elif channel.policy.retain != new_policy.retain:
+        topic.configure_channel(name, channel.policy.changed({"retain": new_policy.retain}))
     for number, offset in offsets.items():
-        part_channel = topic.parts[number].channels[name]
-        queue, group = part_channel.queue, part_channel.group
+        queue_channel = topic.at_queues[number].channels[name]
+        queue, group = queue_channel.queue, queue_channel.group
         assert isinstance(group, ExternalReader)
-        place = max(offset, queue.start_offset)
-        if place != part_channel.cursor.next:
-            group.report(place)
+        position = max(offset, queue.start_offset)
+        if position != queue_channel.cursor.next:
+            group.report(position)
     return channel

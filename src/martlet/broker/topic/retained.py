@@ -45,7 +45,7 @@ class Retained(Protocol):
         """The topic at the queue that gets its messages; None where each names its own."""
 
     @property
-    def parts(self) -> Sequence[Retained]:
+    def at_queues(self) -> Sequence[Retained]:
         """The topic at each of its queues, by number."""
 
     @property
@@ -159,7 +159,7 @@ class HiddenTopic(StagedQueue):
         self.dropped_count = 0
 
     @property
-    def parts(self) -> Sequence[Self]:
+    def at_queues(self) -> Sequence[Self]:
         """Itself, since it has one queue."""
         return (self,)
 

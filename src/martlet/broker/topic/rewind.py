@@ -83,16 +83,16 @@ def set_back(topic: Topic, name: str, offsets: Mapping[int, int]) -> list[Channe
         OutOfReach: an offset was deleted, or is ahead of the channel's cursor.
         WritesRefused: it could not be journaled, and nothing is changed.
     """
-    parts = [(topic.part(number), offset) for number, offset in offsets.items()]
-    for part, offset in parts:
-        channel = part.find_channel(name)
-        check_is_stored(part, offset)
+    starts = [(topic.at_queue(number), offset) for number, offset in offsets.items()]
+    for queue_topic, offset in starts:
+        channel = queue_topic.find_channel(name)
+        check_is_stored(queue_topic, offset)
         if offset > channel.cursor.next:
             raise OutOfReach(
-                f"channel {name!r} of {_describe(part)} is at offset {channel.cursor.next} and"
-                f" cannot be set back to {offset}; the offset must be {channel.cursor.next} or"
+                f"channel {name!r} of {_describe(queue_topic)} is at offset {channel.cursor.next}"
+                f" and cannot be set back to {offset}; the offset must be {channel.cursor.next} or"
                 " lower",
-                queue=part.number,
+                queue=queue_topic.number,
             )
     channel = topic.find_channel(name)
     if channel.group is not None:
@@ -101,13 +101,18 @@ def set_back(topic: Topic, name: str, offsets: Mapping[int, int]) -> list[Channe
             " martlet groups reset"
         )
     if not channel.ephemeral:
-        topic.journal([ChannelReplayedEntry(part.id, channel.id, offset) for part, offset in parts])
-    for part, offset in parts:
-        channel = part.channels[name]
+        topic.journal(
+            [
+                ChannelReplayedEntry(queue_topic.id, channel.id, offset)
+                for queue_topic, offset in starts
+            ]
+        )
+    for queue_topic, offset in starts:
+        channel = queue_topic.channels[name]
         channel.go_back(offset)
-        part.schedule(channel, offset)
-        channel.cursor.deferred_ahead = part.deferred_from(offset)
-    return highest_first(part.channels[name] for part, _ in parts)
+        queue_topic.schedule(channel, offset)
+        channel.cursor.deferred_ahead = queue_topic.deferred_from(offset)
+    return highest_first(queue_topic.channels[name] for queue_topic, _ in starts)
 
 
 def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:
@@ -127,31 +132,33 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
             " back"
         )
     for number, offset in offsets.items():
-        part = topic.part(number)
-        check_is_stored(part, offset)
-        if offset > part.limit:
+        queue_topic = topic.at_queue(number)
+        check_is_stored(queue_topic, offset)
+        if offset > queue_topic.limit:
             raise OutOfReach(
-                f"{_describe(part)} ends at offset {part.limit}, before {offset}", queue=part.number
+                f"{_describe(queue_topic)} ends at offset {queue_topic.limit}, before {offset}",
+                queue=queue_topic.number,
             )
-        if not part.holders and offset > part.backlog_offset:
+        if not queue_topic.holders and offset > queue_topic.backlog_offset:
             raise OutOfReach(
-                f"the first channel of {_describe(part)} gets all from offset {part.backlog_offset}"
-                f" on, and none of it would be left for others behind {offset}",
-                queue=part.number,
+                f"the first channel of {_describe(queue_topic)} gets all from offset"
+                f" {queue_topic.backlog_offset} on, and none of it would be left for others behind"
+                f" {offset}",
+                queue=queue_topic.number,
             )
     return topic.channel(name, start=offsets)
 
 
-def check_is_stored(part: Topic, offset: int) -> None:
+def check_is_stored(topic: Topic, offset: int) -> None:
     """Raise OutOfReach if an offset of a queue was deleted."""
-    start = part.queue.start_offset
+    start = topic.queue.start_offset
     if offset < start:
         raise OutOfReach(
-            f"offset {offset} of {_describe(part)} was deleted: stored messages begin at {start}",
+            f"offset {offset} of {_describe(topic)} was deleted: stored messages begin at {start}",
             gone=True,
-            queue=part.number,
+            queue=topic.number,
         )
 
 
-def _describe(part: Topic) -> str:
-    return f"topic {part.name!r}" + (f", queue {part.number}" if part.several else "")
+def _describe(topic: Topic) -> str:
+    return f"topic {topic.name!r}" + (f", queue {topic.number}" if topic.several else "")

@@ -4,9 +4,9 @@ While a topic has no channel, its messages wait for the first one, which starts 
 While it is paused, messages are stored but not delivered to channels: they see the topic end at the
 offset where it was paused.
 
-A topic of several queues has a `Topic` for each, its parts. The broker registers the first, number
-0, by name; it applies operations on the topic (channels, pauses, emptying) to all parts, in one
-journal entry. Each part has its own offsets and messages.
+A topic of several queues has a `Topic` for each. The broker registers the first, number
+0, by name; it applies operations on the topic (channels, pauses, emptying) to all of them, in one
+journal entry. Each has its own offsets and messages.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Topic(SingleQueueTopic):
         self.id = id
         self.name = name
         self.ephemeral = self.bounded = is_ephemeral(name)
-        self.parts: list[Topic] = [self]
+        self.at_queues: list[Topic] = [self]
         """The topic at each of its queues, by number."""
-        self.normal_parts: list[Topic] = [self]
-        """Those of the parts for messages of normal priority."""
+        self.normal_queues: list[Topic] = [self]
+        """Those for messages of normal priority."""
         self.by_priority: dict[int, Topic] = {}
-        """The part for the messages of each other priority, once there were any."""
+        """The topic at the queue of each other priority, once there were any."""
         self.several = False
         """Whether it has more than one queue."""
         self.key_hash = KeyHash.CRC32C_FMIX32
@@ -111,7 +111,7 @@ class Topic(SingleQueueTopic):
     @property
     def all_queues(self) -> Topic | PartitionedTopic:
         """The topic over all its queues, as users see it."""
-        return PartitionedTopic(self.parts) if self.several else self
+        return PartitionedTopic(self.at_queues) if self.several else self
 
     @property
     def channel_count(self) -> int:
@@ -131,7 +131,7 @@ class Topic(SingleQueueTopic):
             id=self.id,
             name=self.name,
             queue=self.number,
-            of=self.parts[0].id if self.number else 0,
+            of=self.at_queues[0].id if self.number else 0,
             id_base=self.queue.id_base,
             paused_at=self.paused_at,
             backlog_offset=backlog_offset,
@@ -147,17 +147,17 @@ class Topic(SingleQueueTopic):
         """Set its policy. Raises WritesRefused."""
         policy_json = policy.to_json()
         self.journal(
-            [TopicEntry(replace(part.describe(), policy=policy_json)) for part in self.parts]
+            [TopicEntry(replace(topic.describe(), policy=policy_json)) for topic in self.at_queues]
         )
-        for part in self.parts:
-            part.policy = policy
-            for channel in part.channels.values():
-                part.trace(channel)
+        for topic in self.at_queues:
+            topic.policy = policy
+            for channel in topic.channels.values():
+                topic.trace(channel)
 
     def trace(self, channel: Channel) -> None:
         """Start or stop tracing a channel's messages, by the policy."""
         is_traced = traced(self.name, self.policy, self._context.settings.traces)
-        channel.trail = (channel.trail or TraceRecorder()) if is_traced else None
+        channel.recorder = (channel.recorder or TraceRecorder()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
         """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
@@ -166,68 +166,68 @@ class Topic(SingleQueueTopic):
         check_kind(channel, policy)
         self.journal_channel(name, policy=policy.to_json())
         before = channel.max_attempts
-        for part in channel.parts:
-            part.configure(policy)
-        for part in highest_first(channel.parts):
-            part.pump()
+        for queue_channel in channel.at_queues:
+            queue_channel.configure(policy)
+        for queue_channel in highest_first(channel.at_queues):
+            queue_channel.pump()
         if channel.max_attempts != before:
             for consumer in channel.consumers:
                 if consumer.progress.says_started:
                     consumer.client.failures_counted(channel.max_attempts)
 
     def _change(self, changes: Sequence[dict[str, Any]]) -> None:
-        """Journal a change of each part, and then apply it: nothing changes if that is refused."""
-        parts = list(zip(self.parts, changes, strict=True))
-        self.journal([TopicEntry(replace(part.describe(), **some)) for part, some in parts])
-        for part, some in parts:
+        """Journal a change of each queue, and then apply it: nothing changes if that is refused."""
+        topics = list(zip(self.at_queues, changes, strict=True))
+        self.journal([TopicEntry(replace(topic.describe(), **some)) for topic, some in topics])
+        for topic, some in topics:
             for name, value in some.items():
-                setattr(part, name, value)
+                setattr(topic, name, value)
 
     def journal(self, entries: Sequence[TopologyEntry]) -> None:
-        """Journal simultaneous changes, an entry for each part. Raises WritesRefused."""
+        """Journal simultaneous changes, an entry for each queue. Raises WritesRefused."""
         entry = entries[0] if len(entries) == 1 else TogetherEntry(tuple(entries))
         self._context.journal_topology(self.id, entry)
 
     # queues
 
-    def part(self, number: int) -> Topic:
+    def at_queue(self, number: int) -> Topic:
         """Return the topic at the queue of that number. Raises NotFound."""
-        check_queue(self.name, number, len(self.parts))
-        return self.parts[number]
+        check_queue(self.name, number, len(self.at_queues))
+        return self.at_queues[number]
 
-    def part_for_key(self, key: bytes) -> Topic:
+    def queue_for_key(self, key: bytes) -> Topic:
         """Return the topic at the queue for a key: its `key_hash` of the key, modulo the number of
         queues of normal priority.
 
         It stays the same until the topic gets more queues.
         """
-        return self.normal_parts[self.key_hash.of(crc32c(key)) % len(self.normal_parts)]
+        return self.normal_queues[self.key_hash.of(crc32c(key)) % len(self.normal_queues)]
 
-    def next_part(self) -> Topic:
+    def next_queue(self) -> Topic:
         """Return the topic at the next queue, round-robin, for messages without a key.
 
         The messages of one turn of the loop stay together.
         """
-        parts = self.normal_parts
-        if parts[self._turn].queue.batch is None:
-            self._turn = (self._turn + 1) % len(parts)
-        return parts[self._turn]
+        topics = self.normal_queues
+        if topics[self._turn].queue.batch is None:
+            self._turn = (self._turn + 1) % len(topics)
+        return topics[self._turn]
 
-    def add_part(self, part: Topic) -> None:
+    def add_queue(self, topic: Topic) -> None:
         """Add the topic at a further queue."""
-        assert part.number == len(self.parts)
-        part.parts, part.normal_parts, part.by_priority = (
-            self.parts,
-            self.normal_parts,
+        assert topic.number == len(self.at_queues)
+        topic.at_queues, topic.normal_queues, topic.by_priority = (
+            self.at_queues,
+            self.normal_queues,
             self.by_priority,
         )
-        self.parts.append(part)
-        if part.queue.priority == NORMAL_PRIORITY:
-            self.normal_parts.append(part)
+        self.at_queues.append(topic)
+        if topic.queue.priority == NORMAL_PRIORITY:
+            self.normal_queues.append(topic)
         else:
-            assert part.queue.priority not in self.by_priority
-            self.by_priority[part.queue.priority] = part
-        self.several = part.several = True
+            assert topic.queue.priority not in self.by_priority
+            self.by_priority[topic.queue.priority] = topic
+        self.several = topic.several = True
 
     # messages
 
@@ -249,7 +249,7 @@ class Topic(SingleQueueTopic):
             self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.parts)))
+        keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.at_queues)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """Deliver a confirmed message that was appended by itself to the channels."""
@@ -296,16 +296,16 @@ class Topic(SingleQueueTopic):
             id = self._context.next_id()
             try:
                 # Before journaling: the entry may begin a segment, whose head needs the channel.
-                for part in self.parts:
-                    part._begin_channel(id, name, starts.get(part.number), voids, policy)
+                for topic in self.at_queues:
+                    topic._begin_channel(id, name, starts.get(topic.number), voids, policy)
                 channel = self.channels[name]
                 join(self, name)
                 with self._unless_refused(channel):
                     self.journal_channel(name)
             except Exception:
-                for part in self.parts:
-                    if name in part.channels:
-                        part.channels.pop(name).close()
+                for topic in self.at_queues:
+                    if name in topic.channels:
+                        topic.channels.pop(name).close()
                 raise
             self._context.on_channel(self, channel)
         return channel
@@ -315,11 +315,11 @@ class Topic(SingleQueueTopic):
 
         Raises NameRefused, LimitReached and WritesRefused, as `channel`.
         """
-        known = self.channel(name)
-        if known.policy.from_lookup:
+        channel = self.channel(name)
+        if channel.policy.from_lookup:
             with suppress(WritesRefused):
-                self.configure_channel(name, replace(known.policy, from_lookup=False))
-        return known.all_queues
+                self.configure_channel(name, replace(channel.policy, from_lookup=False))
+        return channel.all_queues
 
     def _begin_channel(
         self,
@@ -388,9 +388,10 @@ class Topic(SingleQueueTopic):
         self.journal(
             [
                 ChannelEntry(
-                    part.id, replace(part.describe_channel(part.channels[name]), **changes)
+                    topic.id,
+                    replace(topic.describe_channel(topic.channels[name]), **changes),
                 )
-                for part in self.parts
+                for topic in self.at_queues
             ]
         )
 
@@ -405,17 +406,17 @@ class Topic(SingleQueueTopic):
         """Delete a channel and disconnect its consumers. Raises NotFound and WritesRefused."""
         channel = self.find_channel(name)
         last = self.holders == [channel]
-        offsets = [part.limit if last else part.backlog_offset for part in self.parts]
+        offsets = [topic.limit if last else topic.backlog_offset for topic in self.at_queues]
         entries = [
-            ChannelDeletedEntry(part.id, channel.id, offset)
-            for part, offset in zip(self.parts, offsets, strict=True)
+            ChannelDeletedEntry(topic.id, channel.id, offset)
+            for topic, offset in zip(self.at_queues, offsets, strict=True)
         ]
         with self._unless_refused(channel):
             self.journal(entries)
-        for part, offset in zip(self.parts, offsets, strict=True):
-            part.backlog_offset = offset
-            part.channels.pop(name).close()
-            part.bounded = self.ephemeral or any(c.ephemeral for c in part.channels.values())
+        for topic, offset in zip(self.at_queues, offsets, strict=True):
+            topic.backlog_offset = offset
+            topic.channels.pop(name).close()
+            topic.bounded = self.ephemeral or any(c.ephemeral for c in topic.channels.values())
         self._context.on_channel(self, channel)
 
     # operations
@@ -424,18 +425,20 @@ class Topic(SingleQueueTopic):
         """Pause the topic or unpause it."""
         if paused == self.paused:
             return
-        before = [part.paused_at for part in self.parts]
-        self._change([{"paused_at": p.queue.visible_end if paused else None} for p in self.parts])
-        for part, offset in zip(self.parts, before, strict=True):
+        before = [topic.paused_at for topic in self.at_queues]
+        self._change(
+            [{"paused_at": p.queue.visible_end if paused else None} for p in self.at_queues]
+        )
+        for topic, offset in zip(self.at_queues, before, strict=True):
             if offset is not None:
-                for channel in part.channels.values():
-                    part.schedule(channel, offset)
+                for channel in topic.channels.values():
+                    topic.schedule(channel, offset)
         if not paused:
-            for known in self.channels.values():
-                for channel in highest_first(known.parts):
-                    channel.pump()
-            for part in self.parts:
-                for waiting in list(part.awaiting):
+            for channel in self.channels.values():
+                for queue_channel in highest_first(channel.at_queues):
+                    queue_channel.pump()
+            for topic in self.at_queues:
+                for waiting in list(topic.awaiting):
                     waiting.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
@@ -443,21 +446,21 @@ class Topic(SingleQueueTopic):
         channel = self.find_channel(name)
         if channel.paused != paused:
             self.journal_channel(name, paused=paused)
-            for part in highest_first(channel.parts):
-                part.set_paused(paused)
+            for queue_channel in highest_first(channel.at_queues):
+                queue_channel.set_paused(paused)
 
     def empty(self) -> None:
         """Drop the messages that no channel has received yet."""
-        changes = [part._emptied() for part in self.parts]
+        changes = [topic._emptied() for topic in self.at_queues]
         if any(changes):
-            before = [part.limit for part in self.parts]
+            before = [topic.limit for topic in self.at_queues]
             self._change(changes)
-            for part, limit in zip(self.parts, before, strict=True):
-                for channel in part.channels.values():
-                    channel.counted_from += part.limit - limit
+            for topic, limit in zip(self.at_queues, before, strict=True):
+                for channel in topic.channels.values():
+                    channel.counted_from += topic.limit - limit
 
     def _emptied(self) -> dict[str, Any]:
-        """Return the changes of a part that is emptied."""
+        """Return the changes of a queue that is emptied."""
         end = self.queue.visible_end
         if not self.holders:
             voids = with_stretch(self.voids, self.backlog_offset, end)
@@ -477,15 +480,15 @@ class Topic(SingleQueueTopic):
 def join(topic: Topic, name: str) -> None:
     """Join the channels of one name at all queues of a topic into a `PartitionedChannel`."""
     if topic.several:
-        channels = [part.channels[name] for part in topic.parts]
+        channels = [queue_topic.channels[name] for queue_topic in topic.at_queues]
         joined = channels[0].all_queues
         if isinstance(joined, PartitionedChannel):
-            joined.parts[:] = channels  # Clients are subscribed to this object.
+            joined.at_queues[:] = channels  # Clients are subscribed to this object.
             joined.prioritize()
         else:
             joined = PartitionedChannel(channels)
         for channel in channels:
-            channel.parts, channel.all_queues = joined.parts, joined
+            channel.at_queues, channel.all_queues = joined.at_queues, joined
             channel.delivery.rate_limit = channels[0].delivery.rate_limit
 
 
@@ -545,23 +548,23 @@ class PartitionedTopic:
     """A topic over all its queues, for statistics.
 
     Args:
-        parts: the topic at each queue, by number.
+        topics: the topic at each queue, by number.
     """
 
-    def __init__(self, parts: list[Topic]) -> None:
-        self.parts = parts
-        self.id = parts[0].id
-        self.name = parts[0].name
+    def __init__(self, topics: list[Topic]) -> None:
+        self.at_queues = topics
+        self.id = topics[0].id
+        self.name = topics[0].name
 
     @property
     def channels(self) -> dict[str, Channel | PartitionedChannel]:
         """Its channels."""
-        return {name: channel.all_queues for name, channel in self.parts[0].channels.items()}
+        return {name: channel.all_queues for name, channel in self.at_queues[0].channels.items()}
 
     @property
     def paused(self) -> bool:
         """Whether the topic is paused."""
-        return self.parts[0].paused
+        return self.at_queues[0].paused
 
     channel_count = OverQueues(max)
     depth = OverQueues()

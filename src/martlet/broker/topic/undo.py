@@ -7,13 +7,12 @@
     emptied                                                     ^ next
     undone                 | 41 and 57 again  ^ next
 
-An empty returns the place of the channel before it: the offset that was to be delivered next, and
-the messages below it that consumers had in flight, or that waited to be redelivered. The undo
-rewinds the channel to that offset, and makes those messages wait again, with their attempts. So it
-takes in no message that was finished before the empty. Messages that were delivered since then are
-delivered again, as after each rewind.
+An empty returns the channel's position before it: the offset that was to be delivered next, and the
+messages below it that were in flight or waited to be redelivered. The undo rewinds the channel to
+that offset, and makes those messages wait again, with their attempts. So no message that was
+finished before the empty comes back; those delivered since then are delivered again.
 
-The log keeps emptied messages for a time (`keep`), even if no retention does, as a part of the
+The log keeps emptied messages for a time (`keep`), even if no retention does, as part of the
 topic's history: where the disk is nearly full they go as early as other history.
 """
 
@@ -29,8 +28,8 @@ from martlet.broker.topic.topic import Topic
 
 MAX_RUNS = 10_000
 MAX_RESTORED = 100_000
-"""The maximum of runs in one queue, and of messages in all. With more, the place before the empty
-is the lowest offset that was not finished, and the undo takes in what was finished behind it."""
+"""The maximum of runs in one queue, and of messages in all. With more, the undo rewinds to the
+lowest unfinished offset, and so takes in what was finished behind it."""
 
 
 class UnfinishedRun(NamedTuple):
@@ -49,7 +48,7 @@ class UnfinishedRun(NamedTuple):
 
 
 class EmptiedQueue(NamedTuple):
-    """The place of a channel in a queue before it was emptied."""
+    """The position of a channel in a queue before it was emptied."""
 
     queue: int
     """The queue's number."""
@@ -66,17 +65,17 @@ class EmptiedQueue(NamedTuple):
         return self.unfinished[0].first if self.unfinished else self.offset
 
 
-def places_of(channels: Sequence[Channel]) -> list[EmptiedQueue]:
-    """Return the place of a channel in each queue, by number."""
+def emptied_queues(channels: Sequence[Channel]) -> list[EmptiedQueue]:
+    """Return the position of a channel in each queue, by number."""
     left = MAX_RESTORED
-    places = []
+    queues = []
     for number, channel in enumerate(channels):
-        places.append(_place_of(channel, number, left))
-        left -= sum(run.end - run.first for run in places[-1].unfinished)
-    return places
+        queues.append(_emptied_queue(channel, number, left))
+        left -= sum(run.end - run.first for run in queues[-1].unfinished)
+    return queues
 
 
-def _place_of(channel: Channel, number: int, max_unfinished: int) -> EmptiedQueue:
+def _emptied_queue(channel: Channel, number: int, max_unfinished: int) -> EmptiedQueue:
     cursor = channel.cursor
     now_ns = channel.context.clock()
     held = cursor.window.held_offsets(0, cursor.next).tolist()
@@ -98,9 +97,9 @@ def _place_of(channel: Channel, number: int, max_unfinished: int) -> EmptiedQueu
     return EmptiedQueue(number, cursor.next, end, tuple(runs))
 
 
-def keep(part: Topic, emptied: EmptiedQueue, now_ns: int, time_ns: int) -> None:
+def keep(topic: Topic, emptied: EmptiedQueue, now_ns: int, time_ns: int) -> None:
     """Keep what was emptied for a time, at one of the topic's queues."""
-    queue = part.queue
+    queue = topic.queue
     is_keeping = now_ns < queue.emptied_until_ns
     queue.emptied_from = min(queue.emptied_from, emptied.lowest) if is_keeping else emptied.lowest
     queue.emptied_until_ns = now_ns + time_ns
@@ -112,25 +111,25 @@ def restore(topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
 
     Raises:
         NotFound: there is no such channel, or queue.
-        OutOfReach: a message was deleted meanwhile, or the channel was set back before the place.
+        OutOfReach: a message was deleted meanwhile, or the channel was set back before that.
         WritesRefused: it could not be journaled, and nothing is changed.
     """
-    for each in emptied:
-        part = topic.part(each.queue)
-        check_is_stored(part, each.lowest)
-        behind = each.unfinished[-1].end if each.unfinished else 0
-        if not 0 <= behind <= each.offset <= part.limit:
+    for queue in emptied:
+        queue_topic = topic.at_queue(queue.queue)
+        check_is_stored(queue_topic, queue.lowest)
+        behind = queue.unfinished[-1].end if queue.unfinished else 0
+        if not 0 <= behind <= queue.offset <= queue_topic.limit:
             raise OutOfReach(
                 f"what was emptied of {name!r} of topic {topic.name!r} is not of this topic: its"
-                f" queue {part.number} ends at offset {part.limit}",
-                queue=part.number,
+                f" queue {queue_topic.number} ends at offset {queue_topic.limit}",
+                queue=queue_topic.number,
             )
-    channels = set_back(topic, name, {each.queue: each.offset for each in emptied})
-    for each in emptied:
-        channel = topic.part(each.queue).channels[name]
+    channels = set_back(topic, name, {queue.queue: queue.offset for queue in emptied})
+    for queue in emptied:
+        channel = topic.at_queue(queue.queue).channels[name]
         channel.wait_again(
             (offset, run.attempts, run.due_ns, run.failures)
-            for run in each.unfinished
+            for run in queue.unfinished
             for offset in range(run.first, run.end)
         )
     for channel in channels:

@@ -114,13 +114,13 @@ def counts_of(channel: CountedChannel) -> list[int]:
         min(finishes.sum_ns // _MILLISECOND_NS, _MAX),
         channel.filtered_count,
     ]
-    found = [number << _SHIFT | count for number, count in enumerate(totals) if count]
-    found += [
+    numbered = [number << _SHIFT | count for number, count in enumerate(totals) if count]
+    numbered += [
         number << _SHIFT | count
         for number, count in enumerate(finishes.counts, FIRST_BUCKET)
         if count
     ]
-    return found
+    return numbered
 
 
 def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChannel]) -> None:
@@ -164,8 +164,8 @@ def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
             at += packed.nbytes
             counts = np.zeros(COUNTS, np.int64)
             numbers = packed >> np.uint64(_SHIFT)
-            known = numbers < COUNTS
-            counts[numbers[known]] = (packed & np.uint64(_MAX))[known]
+            is_known = numbers < COUNTS
+            counts[numbers[is_known]] = (packed & np.uint64(_MAX))[is_known]
             yield ChannelCounters(topic, channel, counts)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"accounts that cannot be read: {error}") from error

@@ -129,10 +129,10 @@ def quantiles(
     Returns:
         the number of messages, and the latency at each level: 0 where there are no messages.
     """
-    found = [counts for each in channels if (counts := each.counts()) is not None]
-    if not found:
+    measured = [counts for latency in channels if (counts := latency.counts()) is not None]
+    if not measured:
         return 0, [0] * len(levels)
-    sums = np.cumsum(np.sum(found, axis=0))
+    sums = np.cumsum(np.sum(measured, axis=0))
     total = int(sums[-1])
     # The quantile q of n values is the value number ceil(q * n), counted from 1.
     ranks = np.clip(np.ceil(np.array(levels) * total), 1, total)

@@ -196,7 +196,7 @@ def _packed(events: list[tuple[Any, ...]]) -> bytes:
             (time_ns - first_ns) // BUCKET_NS,
         )
     )
-    holder = np.array([numbers[each] for each in holders], np.int64)
+    holder = np.array([numbers[consumer] for consumer in holders], np.int64)
     order = np.lexsort((begins, *keys))
     keys, begins, counts, time_ns, holder = (
         keys[:, order], begins[order], counts[order], time_ns[order], holder[order],
@@ -294,7 +294,7 @@ class TraceChunk:
             self._consumers: list[str] = table["consumers"]
             self._reasons: list[str] = table["reasons"]
         except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise BadRecord(f"a trail that cannot be read: {error}") from error
+            raise BadRecord(f"a trace that cannot be read: {error}") from error
 
     @property
     def consumers(self) -> list[str]:

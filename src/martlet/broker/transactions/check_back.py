@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from martlet.broker.transactions.state import TransactionLimits
 
 _FEW = 64
-_ASKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})
+_CHECKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})
 
 
 class CheckBack:
@@ -68,18 +68,18 @@ class CheckBack:
         self._pushed_count = 0
         self._outdated_count = 0
         """The number of outdated times."""
-        self._alarm = schedule.alarm(self._look)
+        self._alarm = schedule.alarm(self._examine_due)
 
-    def heard(self, transaction: OpenTransaction) -> None:
+    def note_activity(self, transaction: OpenTransaction) -> None:
         """Record activity of a transaction: it is not checked before it is inactive again."""
         transaction.checks = 0
         self.forget(transaction)
-        self._look_at(transaction, transaction.check_after_ns)
+        self._examine_after(transaction, transaction.check_after_ns)
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Start to watch a transaction after a restart: its producers have time to reconnect."""
         if transaction.state is not TransactionState.SET_ASIDE:
-            self._look_at(transaction, transaction.check_after_ns)
+            self._examine_after(transaction, transaction.check_after_ns)
 
     def forget(self, transaction: OpenTransaction) -> None:
         """Stop checking a transaction for now."""
@@ -107,10 +107,10 @@ class CheckBack:
         for transaction in taken:
             transaction.checks += 1
             self.forget(transaction)
-            self._look_at(transaction, self._limits.check_every_ns)
+            self._examine_after(transaction, self._limits.check_every_ns)
         return taken
 
-    def _look_at(self, transaction: OpenTransaction, delay_ns: int) -> None:
+    def _examine_after(self, transaction: OpenTransaction, delay_ns: int) -> None:
         """Examine a transaction after some time, and no earlier."""
         transaction.due_ns = due_ns = self._clock() + delay_ns
         if not 0 < transaction.timer_ns <= due_ns:
@@ -122,7 +122,7 @@ class CheckBack:
         """
         self._outdated_count += 1
         if self._outdated_count > len(self._times) // 2 + _FEW:
-            self._times = [each for each in self._times if each[2].timer_ns == each[0]]
+            self._times = [time for time in self._times if time[2].timer_ns == time[0]]
             heapify(self._times)
             self._outdated_count = 0
 
@@ -134,7 +134,7 @@ class CheckBack:
         heappush(self._times, (transaction.due_ns, self._pushed_count, transaction))
         self._alarm.at(self._times[0][0])
 
-    def _look(self, now_ns: int) -> int | None:
+    def _examine_due(self, now_ns: int) -> int | None:
         """Examine due transactions. Returns when to run again."""
         groups: dict[str, None] = {}
         while self._times and self._times[0][0] <= now_ns:
@@ -147,7 +147,7 @@ class CheckBack:
                 self._wind(transaction)  # It was active since.
             elif why := self._reason_to_stop(transaction, now_ns):
                 if not self._give_up(transaction, why):
-                    self._look_at(transaction, self._limits.check_every_ns)
+                    self._examine_after(transaction, self._limits.check_every_ns)
             else:
                 self._check(transaction, now_ns)
                 if transaction.group:
@@ -164,7 +164,7 @@ class CheckBack:
             patience_ns = max(limits.remembered_ns - (now_ns - transaction.begun_at_ns), 1)
         else:
             patience_ns = limits.check_every_ns * limits.max_checks
-        self._look_at(transaction, patience_ns)
+        self._examine_after(transaction, patience_ns)
 
     def _reason_to_stop(self, transaction: OpenTransaction, now_ns: int) -> str:
         """Return why a due transaction is not checked again; empty if it is."""
@@ -176,7 +176,7 @@ class CheckBack:
             return (
                 f"its producers were asked {counted(transaction.checks, 'time')}, and did not tell"
             )
-        if transaction.state not in _ASKED:
+        if transaction.state not in _CHECKED:
             return ""
         if not transaction.group:
             return "it has no group that could be asked, and was not heard of"

@@ -348,14 +348,16 @@ class HalfMessageStore:
         Raises TransitionRefused, LimitReached, WritesRefused, or as `BrokerCore.topic`.
         """
         half = self.topic
-        wanted: list[PendingCopy] = []
+        copies: list[PendingCopy] = []
         try:
             for batch in batches:
                 assert half is not None
                 stored = half.get(batch.first_offset, transaction.id)
-                part = self._part(to or batch.topic, batch.queue)
-                wanted += [PendingCopy(part, stored)] if to else self._timed(part, stored)
-            return self._store(wanted, entry)
+                queue_topic = self._at_queue(to or batch.topic, batch.queue)
+                copies += (
+                    [PendingCopy(queue_topic, stored)] if to else self._timed(queue_topic, stored)
+                )
+            return self._store(copies, entry)
         except BadRecord as error:
             for name in transaction.branches:
                 transaction.lose(name)
@@ -380,31 +382,31 @@ class HalfMessageStore:
         """
         if not times:
             sent = SentMessages(bodies, entries)
-            return self._store([PendingCopy(self._part(topic, queue), sent)], entry)
+            return self._store([PendingCopy(self._at_queue(topic, queue), sent)], entry)
         batch = self._context.lend_scratch()
         try:
             batch.begin(0, 0)
             batch.add_bodies(bodies)
             stored = StoredHalf(*batch.frames(), entries, times)
-            return self._store(list(self._timed(self._part(topic, queue), stored)), entry)
+            return self._store(list(self._timed(self._at_queue(topic, queue), stored)), entry)
         finally:
             self._context.take_scratch(batch)
 
-    def _part(self, name: str, queue: int) -> Topic:
+    def _at_queue(self, name: str, queue: int) -> Topic:
         """Return a topic at one of its queues; the number may be beyond its queues."""
         topic = self._context.topic(name)
         if queue < 0:
-            return topic.next_part()
-        if queue < len(topic.parts):
-            return topic.parts[queue]
-        return topic.normal_parts[queue % len(topic.normal_parts)]
+            return topic.next_queue()
+        if queue < len(topic.at_queues):
+            return topic.at_queues[queue]
+        return topic.normal_queues[queue % len(topic.normal_queues)]
 
-    def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
+    def _timed(self, queue_topic: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
         """Yield messages by their delivery times, each with its target; due ones go to the topic
         itself.
         """
         if not stored.times:
-            yield PendingCopy(part, stored)
+            yield PendingCopy(queue_topic, stored)
             return
         now_ns = self._context.wall()
         first = 0
@@ -412,20 +414,22 @@ class HalfMessageStore:
             some = stored.cut(first, first + count)
             first += count
             if at_ns <= now_ns:
-                yield PendingCopy(part, some)
+                yield PendingCopy(queue_topic, some)
             else:
-                yield PendingCopy(self._context.delays.bucket(part, at_ns, count), some, at_ns)
+                yield PendingCopy(
+                    self._context.delays.bucket(queue_topic, at_ns, count), some, at_ns
+                )
 
-    def _check_delayed(self, wanted: Sequence[PendingCopy]) -> None:
+    def _check_delayed(self, copies: Sequence[PendingCopy]) -> None:
         delays = self._context.delays
-        count = sum(each.stored.message_count for each in wanted if each.deliver_at_ns)
+        count = sum(copy.stored.message_count for copy in copies if copy.deliver_at_ns)
         if count and delays.max_count and delays.pending_count + count > delays.max_count:
             raise LimitReached(
                 f"{count} messages of the transaction are delayed, {delays.pending_count} wait"
                 f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
-    def _store(self, wanted: Sequence[PendingCopy], entry: EntryOfTopics) -> int:
+    def _store(self, copies: Sequence[PendingCopy], entry: EntryOfTopics) -> int:
         """Store messages in their topics, all or none of them, with the entry of their
         transaction. Returns the position of the log behind them.
 
@@ -435,10 +439,10 @@ class HalfMessageStore:
             WritesRefused: there is no space.
         """
         context = self._context
-        self._check_delayed(wanted)
+        self._check_delayed(copies)
         context.commit()
         batch = context.lend_scratch()
-        pieces = _pieces(wanted)
+        pieces = _pieces(copies)
         topics = list(dict.fromkeys(piece.topic for piece in pieces))
         now_ns = context.stored_at_ns()
         try:
@@ -471,20 +475,20 @@ class HalfMessageStore:
     def undescribed(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
         """Return those topics whose journal entries a power cut may still lose."""
         log = self._context.log
-        each_once = dict.fromkeys(some for each in topics for some in (each.target or each, each))
-        # The creation of a part lies below the position at which it was first described.
+        described = dict.fromkeys(t for topic in topics for t in (topic.target or topic, topic))
+        # The creation of a queue lies below the position at which it was first described.
         return tuple(
-            part.describe()
-            for topic in each_once
-            for part in topic.parts
-            if self._journaled.setdefault(part.id, log.position) > log.durable_position
+            queue_topic.describe()
+            for topic in described
+            for queue_topic in topic.at_queues
+            if self._journaled.setdefault(queue_topic.id, log.position) > log.durable_position
         )
 
 
-def _pieces(wanted: Sequence[PendingCopy]) -> list[_Piece]:
+def _pieces(copies: Sequence[PendingCopy]) -> list[_Piece]:
     """Return the batches: messages of one topic and time in order, up to a size."""
     groups: dict[tuple[Retained, int], list[StoredHalf | SentMessages]] = {}
-    for topic, stored, deliver_at_ns in wanted:
+    for topic, stored, deliver_at_ns in copies:
         groups.setdefault((topic, deliver_at_ns), []).append(stored)
     pieces: list[_Piece] = []
     ends = {topic: topic.queue.end_offset for topic, _ in groups}

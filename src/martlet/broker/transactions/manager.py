@@ -139,7 +139,7 @@ class Transactions:
         id: str,
         group: str = "",
         check_after_ns: int | None = None,
-        place: CommitSequence | None = None,
+        sequence: CommitSequence | None = None,
         is_disposable: bool = False,
         *,
         is_recorded: bool = True,
@@ -148,7 +148,7 @@ class Transactions:
         number.
 
         Args:
-            id, group, place, is_disposable: as of `OpenTransaction`.
+            id, group, sequence, is_disposable: as of `OpenTransaction`.
             check_after_ns: the inactivity before a check-back; None for the operator's setting.
             is_recorded: whether to journal it now. Otherwise the caller adds messages at once,
                 whose batch describes it, and calls `record` if that failed.
@@ -158,10 +158,10 @@ class Transactions:
             LimitReached: the maximum number of transactions is open.
             WritesRefused: it could not be journaled.
         """
-        known = self.open.get(id)
-        if known is not None:
-            self._heard(known, after(id, known.state, TransactionEvent.BEGIN))
-            return known.state
+        transaction = self.open.get(id)
+        if transaction is not None:
+            self._note_activity(transaction, after(id, transaction.state, TransactionEvent.BEGIN))
+            return transaction.state
         outcome = self.outcomes.get(id)
         state = (
             TransactionState.OPEN
@@ -173,14 +173,14 @@ class Transactions:
                 check_after_ns = self.limits.check_after_ns
             now_ns = self._context.clock()
             transaction = OpenTransaction(
-                id, group, now_ns, check_after_ns, place=place, is_disposable=is_disposable
+                id, group, now_ns, check_after_ns, sequence=sequence, is_disposable=is_disposable
             )
             check_begun(transaction)
-            if place is not None:
-                if self.series.committed(place):
+            if sequence is not None:
+                if self.series.committed(sequence):
                     return TransactionState.COMMITTED
-                self.series.check_room(place.name, now_ns)
-                self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
+                self.series.check_room(sequence.name, now_ns)
+                self._clear_away([t for t in self.open.values() if t.was_left(sequence, now_ns)])
             self._check_room(id)
             if is_recorded:
                 self._journal(BegunEntry(transaction.describe()))
@@ -247,9 +247,9 @@ class Transactions:
         """
         transaction = self.find(id)
         state = after(id, transaction.state, TransactionEvent.ADD)
-        known = _known_batch(transaction, branch, number)
-        if known is not None:
-            return known, self._context.log.position
+        stored = _stored_batch(transaction, branch, number)
+        if stored is not None:
+            return stored, self._context.log.position
         properties_bytes = packed_bytes([entries])
         more_bytes = total_bytes(bodies) + properties_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
@@ -263,7 +263,7 @@ class Transactions:
             group=transaction.group,
             begun_at_ns=transaction.begun_at_ns,
             check_after_ns=transaction.check_after_ns,
-            series=transaction.place,
+            series=transaction.sequence,
             disposable=transaction.is_disposable,
             times=tuple(times),
         )
@@ -278,7 +278,7 @@ class Transactions:
         transaction.add(branch, added)
         assert first not in half.held and half.queue.end_offset == first + 1 + len(bodies)
         half.held.add(first)
-        self._heard(transaction, state)
+        self._note_activity(transaction, state)
         return added, receipt.position
 
     def _half_with_room(self) -> HalfTopic:
@@ -312,13 +312,13 @@ class Transactions:
         if transaction.state is not TransactionState.PREPARED or branches != transaction.chosen:
             self._journal(PreparedEntry(id, branches))
         transaction.chosen = branches
-        self._heard(transaction, state)
+        self._note_activity(transaction, state)
 
     def commit(
         self,
         id: str,
         branches: Mapping[str, int] | None = None,
-        place: CommitSequence | None = None,
+        sequence: CommitSequence | None = None,
     ) -> EndedTransaction:
         """Commit: make the messages visible, all or those of some branches.
 
@@ -329,7 +329,7 @@ class Transactions:
             id: the transaction's; a committed one stays so.
             branches: the branches that belong to it, and the message count of each; others are left
                 out. None for those it was prepared with, or else for all.
-            place: its number in a series, for a transaction that may be forgotten.
+            sequence: its number in a series, for a transaction that may be forgotten.
 
         Raises:
             UnknownTransaction: it is no longer known.
@@ -338,8 +338,8 @@ class Transactions:
         """
         transaction = self.open.get(id)
         if transaction is not None:
-            place = transaction.place
-        last = None if place is None else self.series.committed(place)
+            sequence = transaction.sequence
+        last = None if sequence is None else self.series.committed(sequence)
         if last is not None:
             if transaction is not None:
                 self._clear_away([transaction])
@@ -350,19 +350,19 @@ class Transactions:
             return self._ended(id, TransactionEvent.COMMIT)
         after(id, transaction.state, TransactionEvent.COMMIT)
         at_ns = self._context.clock()
-        if place is not None:
-            self.series.check_room(place.name, at_ns)
+        if sequence is not None:
+            self.series.check_room(sequence.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
         position = self.messages.forward(
-            transaction, batches, lambda topics: CommittedEntry(id, at_ns, topics, place)
+            transaction, batches, lambda topics: CommittedEntry(id, at_ns, topics, sequence)
         )
         self.committed_count += 1
         outcome = self._end(
             transaction, EndedTransaction(TransactionState.COMMITTED, at_ns, position)
         )
-        if place is not None:
-            self.series.reached(place, at_ns, position)
-            self._clear_away([t for t in self.open.values() if t.is_up_to(place)])
+        if sequence is not None:
+            self.series.reached(sequence, at_ns, position)
+            self._clear_away([t for t in self.open.values() if t.is_up_to(sequence)])
         return outcome
 
     def commit_at_once(
@@ -382,9 +382,9 @@ class Transactions:
         if id in self.open:
             state = self.open[id].state
             raise TransitionRefused(f"transaction {id!r} was begun before, and is {state}", state)
-        known = self.committed(id)
-        if known is not None:
-            return known
+        outcome = self.committed(id)
+        if outcome is not None:
+            return outcome
         at_ns = self._context.clock()
         transaction = OpenTransaction(id, "", at_ns, 0)
         check_begun(transaction)
@@ -459,20 +459,20 @@ class Transactions:
         )
         return [(RecordKind.TRANSACTION, 0, encode(entry))]
 
-    def restore(self, half: HalfTopic | None, found: Iterable[OpenTransaction]) -> None:
+    def restore(self, half: HalfTopic | None, transactions: Iterable[OpenTransaction]) -> None:
         """Restore the open transactions after a start; their producers have time to reconnect."""
         self.messages.topic = half
-        for transaction in found:
+        for transaction in transactions:
             self.open[transaction.id] = transaction
             self.check_back.watch(transaction)
             self.messages.hold(transaction)
 
     # check-back
 
-    def _heard(self, transaction: OpenTransaction, state: TransactionState) -> None:
+    def _note_activity(self, transaction: OpenTransaction, state: TransactionState) -> None:
         transaction.state = state
         if state is not TransactionState.SET_ASIDE:
-            self.check_back.heard(transaction)
+            self.check_back.note_activity(transaction)
 
     def take_due(
         self,
@@ -524,7 +524,7 @@ class Transactions:
         return True
 
 
-def _known_batch(transaction: OpenTransaction, branch: str, number: int) -> HalfBatch | None:
+def _stored_batch(transaction: OpenTransaction, branch: str, number: int) -> HalfBatch | None:
     """Return the batch of a number in a branch; None for the next number.
 
     Raises BadTransaction and TransitionRefused.

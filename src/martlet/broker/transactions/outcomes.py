@@ -160,10 +160,10 @@ class CommitSequences:
         """Return the last commit of a series; None if it is unknown."""
         return self._rows.get(digest_of(name))
 
-    def committed(self, place: CommitSequence) -> LastCommit | None:
+    def committed(self, sequence: CommitSequence) -> LastCommit | None:
         """Return the commit of a number, or of one above it; None if there is none."""
-        last = self.last(place.name)
-        return last if last is not None and place.number <= last.number else None
+        last = self.last(sequence.name)
+        return last if last is not None and sequence.number <= last.number else None
 
     def check_room(self, name: str, now_ns: int) -> None:
         """Check that a series can be added. Raises LimitReached."""
@@ -176,9 +176,9 @@ class CommitSequences:
                 " --transaction-memory, and each must be remembered; raise --transaction-series"
             )
 
-    def reached(self, place: CommitSequence, at_ns: int, position: int) -> None:
+    def reached(self, sequence: CommitSequence, at_ns: int, position: int) -> None:
         """Record the commit of a number."""
-        self.read(digest_of(place.name), LastCommit(place.number, at_ns, position))
+        self.read(digest_of(sequence.name), LastCommit(sequence.number, at_ns, position))
         while len(self._rows) > self._max_count:
             del self._rows[next(iter(self._rows))]
 

@@ -146,10 +146,10 @@ class BadTransaction(BrokerError):
 
 def after(id: str, state: TransactionState, event: TransactionEvent) -> TransactionState:
     """Return the state after an event. Raises TransitionRefused."""
-    found = TABLE[state].get(event)
-    if found is None:
+    next_state = TABLE[state].get(event)
+    if next_state is None:
         raise TransitionRefused(f"transaction {id!r} is {state}, and cannot be {event}", state)
-    return found
+    return next_state
 
 
 class CommitSequence(NamedTuple):
@@ -201,7 +201,7 @@ class OpenTransaction:
         due_ns: when to examine it again.
         timer_ns: the time of the scheduled alarm, which may be earlier; 0 for none.
         chosen: the branches that it was prepared with, and the message count of each.
-        place: its number in a series; None for none.
+        sequence: its number in a series; None for none.
         is_disposable: whether it is rolled back, not set aside, after too long inactivity.
     """
 
@@ -217,7 +217,7 @@ class OpenTransaction:
     due_ns: int = 0
     timer_ns: int = 0
     chosen: Mapping[str, int] | None = None
-    place: CommitSequence | None = None
+    sequence: CommitSequence | None = None
     is_disposable: bool = False
 
     @classmethod
@@ -228,7 +228,7 @@ class OpenTransaction:
             entry.group,
             entry.begun_at_ns,
             entry.check_after_ns,
-            place=None if entry.series is None else CommitSequence(*entry.series),
+            sequence=None if entry.series is None else CommitSequence(*entry.series),
             is_disposable=entry.disposable,
         )
 
@@ -242,18 +242,18 @@ class OpenTransaction:
         """Whether it is rolled back after too long inactivity."""
         return self.is_disposable and self.state in (TransactionState.OPEN, TransactionState.SILENT)
 
-    def is_up_to(self, place: CommitSequence) -> bool:
+    def is_up_to(self, sequence: CommitSequence) -> bool:
         """Whether it is in the series, with no later number."""
-        own = self.place
-        return own is not None and own.name == place.name and own.number <= place.number
+        own = self.sequence
+        return own is not None and own.name == sequence.name and own.number <= sequence.number
 
-    def was_left(self, place: CommitSequence, now_ns: int) -> bool:
+    def was_left(self, sequence: CommitSequence, now_ns: int) -> bool:
         """Whether a try at a number of a series may ignore it: it has an earlier or the same
         number, and was inactive for long enough that its producer, which repeats everything, has
         ended.
         """
         silent_ns = now_ns - (self.due_ns - self.check_after_ns)
-        return self.may_be_abandoned and self.is_up_to(place) and silent_ns >= LEFT_AFTER_NS
+        return self.may_be_abandoned and self.is_up_to(sequence) and silent_ns >= LEFT_AFTER_NS
 
     @property
     def topics(self) -> dict[str, int]:
@@ -327,7 +327,7 @@ class OpenTransaction:
             group=self.group,
             begun_at_ns=self.begun_at_ns,
             check_after_ns=self.check_after_ns,
-            series=self.place,
+            series=self.sequence,
             disposable=self.is_disposable,
             state=self.state,
             checks=self.checks,
@@ -399,7 +399,7 @@ class TransactionLimits:
 
 def check_begun(transaction: OpenTransaction) -> None:
     """Check that a transaction may begin. Raises BadTransaction."""
-    id, group, place = transaction.id, transaction.group, transaction.place
+    id, group, sequence = transaction.id, transaction.group, transaction.sequence
     if not 0 < len(id) <= MAX_ID_LENGTH or not id.isprintable():
         raise BadTransaction(
             f"the transaction id {id[:80]!r}: it must be 1 to {MAX_ID_LENGTH} printable characters"
@@ -408,16 +408,16 @@ def check_begun(transaction: OpenTransaction) -> None:
         raise BadTransaction(
             f"the group {group[:80]!r}: it must be up to {MAX_GROUP_LENGTH} printable characters"
         )
-    if place is not None:
-        check_place(place)
+    if sequence is not None:
+        check_sequence(sequence)
 
 
-def check_place(place: CommitSequence) -> None:
+def check_sequence(sequence: CommitSequence) -> None:
     """Check a transaction's number in a series. Raises BadTransaction."""
-    if not 0 < len(place.name) <= MAX_NAME_LENGTH or not place.name.isprintable():
+    if not 0 < len(sequence.name) <= MAX_NAME_LENGTH or not sequence.name.isprintable():
         raise BadTransaction(
-            f"the series {place.name[:80]!r}: its name must be 1 to {MAX_NAME_LENGTH} printable"
+            f"the series {sequence.name[:80]!r}: its name must be 1 to {MAX_NAME_LENGTH} printable"
             " characters"
         )
-    if not 0 <= place.number <= MAX_NUMBER:
-        raise BadTransaction(f"number {place.number} of a series: it must be 0 to {MAX_NUMBER}")
+    if not 0 <= sequence.number <= MAX_NUMBER:
+        raise BadTransaction(f"number {sequence.number} of a series: it must be 0 to {MAX_NUMBER}")

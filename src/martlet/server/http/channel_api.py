@@ -86,7 +86,7 @@ class ChannelApi:
             "topic": topic.name,
             "channel": name,
             "queue": part.number,
-            "queue_count": len(topic.parts),
+            "queue_count": len(topic.at_queues),
             "paused": channel.paused,
             "topic_paused": topic.paused,
             "depth": channel.depth,
@@ -111,7 +111,9 @@ class ChannelApi:
                 channel = topic.find_channel(name)
                 if len(offsets) > 1:
                     # A queue in which the channel has not reached that time delivers it anyway.
-                    there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
+                    there = {
+                        n: o for n, o in offsets.items() if o <= channel.at_queues[n].cursor.next
+                    }
                     offsets = there or offsets
                 replay(topic, name, offsets)
         except NotFound:
@@ -119,13 +121,13 @@ class ChannelApi:
         except NameRefused:
             raise HttpError(400, "INVALID_ARG_CHANNEL") from None
         except OutOfReach as error:
-            beginning = _beginning(topic.parts[error.queue])
+            beginning = _beginning(topic.at_queues[error.queue])
             raise HttpError(410 if error.gone else 409, str(error), beginning) from None
         if not topic.several:
             depth = topic.channels[name].depth
             return {"offset": offsets[0], "end_offset": topic.limit, "depth": depth}
         queues = [
-            {"queue": number, "offset": offset, "end_offset": topic.parts[number].limit}
+            {"queue": number, "offset": offset, "end_offset": topic.at_queues[number].limit}
             for number, offset in offsets.items()
         ]
         return {"queues": queues, "depth": topic.channels[name].all_queues.depth}
@@ -143,8 +145,8 @@ class ChannelApi:
                 f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
                 f" {topic.queue.visible_end}",
             )
-        starts = {part.number: part.queue.start_offset for part in topic.parts}
-        topic.parts[0].channel(name, start=starts)
+        starts = {part.number: part.queue.start_offset for part in topic.at_queues}
+        topic.at_queues[0].channel(name, start=starts)
         topic.channels[name].advance(offset)
         self._broker.write_moved(topic.channels[name])
         return None
@@ -155,7 +157,7 @@ class ChannelApi:
         if len(given) != 1:
             raise HttpError(400, "MISSING_ARG_OFFSET: give one of offset, timestamp_ns, beginning")
         one = "queue" in request.query or not topic.several
-        parts = [_part(request, topic)] if one else topic.parts
+        parts = [_part(request, topic)] if one else topic.at_queues
         if given == ["offset"]:
             if not one:
                 raise HttpError(
@@ -182,7 +184,7 @@ class ChannelApi:
 def _part(request: Request, topic: Topic) -> Topic:
     """Return the topic's named queue, by default queue 0."""
     try:
-        return topic.part(request.number("queue", 0))
+        return topic.at_queue(request.number("queue", 0))
     except NotFound:
         raise HttpError(404, "QUEUE_NOT_FOUND") from None
 

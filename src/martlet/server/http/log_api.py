@@ -144,7 +144,7 @@ class LogApi:
                             "end_offset": part.queue.visible_end,
                             **self._holes(view.log, part.queue),
                         }
-                        for part in topic.parts
+                        for part in topic.at_queues
                     ],
                 }
                 for topic in sorted(some, key=lambda topic: topic.name)
@@ -370,7 +370,7 @@ def find_part(view: LogView, name: str, number: int, topic_id: int | None) -> To
     except NotFound:
         raise HttpError(404, "TOPIC_NOT_FOUND") from None
     try:
-        part = topic.part(number)
+        part = topic.at_queue(number)
     except NotFound:
         raise HttpError(404, "QUEUE_NOT_FOUND") from None
     if topic_id not in (None, part.id):

@@ -175,7 +175,7 @@ class NsqApi:
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         properties, at_ns = asked_properties(request), self._asked_time_ns(request)
-        topic = self._topic_to_fill(request).next_part()
+        topic = self._topic_to_fill(request).next_queue()
         deliver_at_ns = 0
         if "defer" in request.query:
             text = request.query["defer"]
@@ -196,7 +196,7 @@ class NsqApi:
         if topic is None or not 0 < len(body) <= self._settings.options.max_msg_size:
             return False
         try:
-            return self._append(topic.next_part(), body)
+            return self._append(topic.next_queue(), body)
         except HttpError:
             return False
 
@@ -219,7 +219,7 @@ class NsqApi:
             if bodies and max(map(len, bodies)) > options.max_msg_size:
                 raise HttpError(413, "MSG_TOO_BIG")
         # Reading the body took time, in which the topic may have been deleted.
-        topic = self._topic_to_fill(request).next_part()
+        topic = self._topic_to_fill(request).next_queue()
         if not bodies:
             return "OK"
         return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)
@@ -251,9 +251,9 @@ class NsqApi:
         entries = [(number, entry) for number in range(len(bodies))] if entry else []
         try:
             if properties.priority != NORMAL_PRIORITY:
-                topic = self._broker.part_of_priority(topic.parts[0], properties.priority)
+                topic = self._broker.queue_of_priority(topic.at_queues[0], properties.priority)
             elif properties.order_key:
-                topic = topic.part_for_key(properties.order_key.encode())
+                topic = topic.queue_for_key(properties.order_key.encode())
             if for_later:
                 return await self._store_for_later(topic, bodies, deliver_at_ns, entries)
             stage = topic.stage

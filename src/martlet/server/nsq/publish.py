@@ -172,7 +172,7 @@ class LonePublish:
         if topic is None:
             return False
         if topic.several:
-            topic = topic.next_part()
+            topic = topic.next_queue()
         connection.heard = True
         try:
             self._broker.append(topic, self._view[start:nbytes])
@@ -361,7 +361,7 @@ class PublishCommands:
         try:
             topic = broker.topic(command.topic)
             if topic.several:
-                topic = topic.next_part()
+                topic = topic.next_queue()
             if deliver_at_ns:
                 receipt = broker.delays.defer(topic, command.bodies, deliver_at_ns)
             else:
@@ -445,7 +445,7 @@ class PublishCommands:
             receipt = known.receipt
         else:
             queue = queue_of(broker, topic, arguments)
-            target = topic.next_part() if queue < 0 else topic.parts[queue]
+            target = topic.next_queue() if queue < 0 else topic.at_queues[queue]
             count = len(command.bodies)
             part = broker.delays.bucket(target, at_ns, count) if at_ns else target
             offset = part.next_offset
@@ -607,9 +607,9 @@ def queue_of(broker: BrokerCore, topic: Topic, arguments: CallArguments) -> int:
     """
     priority, queue = _target(arguments)
     if queue is not None:
-        return topic.part(queue).number
+        return topic.at_queue(queue).number
     if priority != NORMAL_PRIORITY:
-        return broker.part_of_priority(topic, priority).number
+        return broker.queue_of_priority(topic, priority).number
     if "order_key" in arguments:
-        return topic.part_for_key(arguments.text("order_key").encode()).number
+        return topic.queue_for_key(arguments.text("order_key").encode()).number
     return -1

@@ -93,7 +93,7 @@ class EventLog:
 
     def topic_grown(self, topic: Topic) -> None:
         """Log that a topic has more queues."""
-        self._log.info("TOPIC(%s): has %s now", topic.name, counted(len(topic.parts), "queue"))
+        self._log.info("TOPIC(%s): has %s now", topic.name, counted(len(topic.at_queues), "queue"))
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
         """Log that a channel was created or deleted, by itself or with its topic."""

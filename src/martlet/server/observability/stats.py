@@ -206,7 +206,7 @@ async def _topic(
 async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
     """Report the queues of a topic that has several, a field of Martlet's own."""
     reports: list[Report] = []
-    for part in topic.parts.copy():
+    for part in topic.at_queues.copy():
         reports.append(
             {
                 "queue": part.number,
@@ -237,7 +237,7 @@ async def _channel(
     report["clients"] = clients if include_clients else None
     report["e2e_processing_latency"] = _latency(channel.latency, levels)
     report["oldest_message_age_ms"] = channel.oldest_age_ns // MILLISECOND_NS
-    policy = channel.parts[0].policy
+    policy = channel.at_queues[0].policy
     if policy.rate_per_s:
         report["rate_per_s"] = policy.rate_per_s
     if policy.kind != "shared":  # as all channels of nsqd are, by consumers

@@ -144,7 +144,7 @@ class DeadLetterCalls:
         if to_name:
 
             def to() -> Topic:
-                return broker.topic(to_name).next_part()
+                return broker.topic(to_name).next_queue()
         else:
             part, only = origin_of(broker, letter)
 
@@ -208,7 +208,7 @@ class DeadLetterCalls:
         return kept
 
     def _keepers(self, request: ListDeadLetters) -> list[Channel]:
-        return [part.channels[CHANNEL] for part in self._topic(request).parts]
+        return [part.channels[CHANNEL] for part in self._topic(request).at_queues]
 
     def _selection(self, request: SelectedDeadLetters) -> DeadLetterSelection:
         until_ms = request.until_ms
@@ -288,7 +288,7 @@ def _tended(topics: Iterable[Topic]) -> list[Topic]:
 
 
 async def _counted(topic: Topic) -> DeadLetterTopicCounts:
-    keepers = [part.channels[CHANNEL] for part in topic.parts]
+    keepers = [part.channels[CHANNEL] for part in topic.at_queues]
     groups: dict[tuple[str, str], DeadLetterChannelCounts] = {}
     looked_at = 0
     for keeper in keepers:

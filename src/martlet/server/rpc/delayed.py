@@ -47,13 +47,13 @@ class DelayCalls:
         behind = ListingPosition(*map(int, request.behind.split("-"))) if request.behind else None
         max_count = min(request.limit or _LISTED, _MAX_LISTED)
         listed: list[tuple[ListingPosition, Delayed]] = []
-        for some in delays.look(topic, behind, max_count):
+        for some in delays.listing(topic, behind, max_count):
             if some is not None:
                 listed = some
             await asyncio.sleep(0)
         return DelayedPage(
             topic=topic.name,
-            count=sum(delays.pending_of(part.id) for part in topic.parts),
+            count=sum(delays.pending_of(part.id) for part in topic.at_queues),
             messages=tuple(_message(message) for _, message in listed),
             next="-".join(map(str, listed[-1][0])) if len(listed) >= max_count else "",
         )

@@ -123,7 +123,7 @@ class FetchCalls:
             if channel.retries:
                 fields["failures"] = channel.group.charges_between(asked, offset)
             channel.group.count(found, member)
-        return fields, b"".join(found.parts)
+        return fields, b"".join(found.frames)
 
     def _look(
         self,
@@ -155,7 +155,7 @@ class FetchCalls:
                 part if channel is None else channel.source,
                 max_count,
                 max_bytes,
-                None if channel is None else channel.wanted,
+                None if channel is None else channel.channel_filter,
             )
         except OSError as error:
             raise CallError(
@@ -165,7 +165,7 @@ class FetchCalls:
 
     def offset(self, caller: Caller, request: FindOffset) -> OffsetFound:
         """Find the offset of a time in a queue."""
-        part = self._broker.find_topic(request.topic).part(request.queue)
+        part = self._broker.find_topic(request.topic).at_queue(request.queue)
         offset, is_gone = offset_since(part, request.time_ms)
         return OffsetFound(
             queue=part.number,
@@ -236,7 +236,7 @@ def patience_ms(member: GroupConsumer) -> int:
 
 def part_of(topic: Topic, arguments: CallArguments) -> Topic:
     """Return the topic's named queue. Raises NotFound."""
-    return topic.part(arguments.number("queue", 0))
+    return topic.at_queue(arguments.number("queue", 0))
 
 
 def offset_since(part: Topic, time_ms: int) -> tuple[int, bool]:

@@ -41,7 +41,7 @@ class FindCalls:
         """Find the messages of a topic that have a key."""
         topic = self._broker.find_topic(request.topic)
         until_ns = NO_END if request.until_ns is None else request.until_ns
-        parts = {part.queue.topic: part for part in topic.parts}
+        parts = {part.queue.topic: part for part in topic.at_queues}
         async with self._searching:
             ends_s = time.monotonic() + request.time_limit_ms / 1000
             search = KeySearch(

@@ -121,16 +121,16 @@ class GroupFailureCalls:
         keeper.channel(CHANNEL)
         wanted = dead_letter_topic(channel)
         entry = dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
-        receipt = keeper.next_part().stage([bytes(frame[FRAME_HEADER_BYTES:])], 0, [(0, entry)])
+        receipt = keeper.next_queue().stage([bytes(frame[FRAME_HEADER_BYTES:])], 0, [(0, entry)])
         broker.commit()
         if receipt.error is not None:
             raise WritesRefused(str(receipt.error))
         await self._commits.settled(receipt)
         channel.dead_letter_count += 1
-        if channel.trail is not None:
+        if channel.recorder is not None:
             to = f"{death.reason} -> {keeper.name}" + (f": {last_error}" if last_error else "")
             now_ns, attempts = broker.wall(), death.attempts
-            channel.trail.note(
+            channel.recorder.note(
                 TraceStep.GIVEN_UP, offset, offset + 1, now_ns, member, attempts, 0, to
             )
             channel.moved()

@@ -185,7 +185,7 @@ class GroupCalls:
     def _members(self, topic: Topic, channel: Channel) -> Membership:
         assert channel.group is not None
         members = channel.group.members
-        members.resize(AllocatedTopic(topic.name, *self._place, len(topic.parts)))
+        members.resize(AllocatedTopic(topic.name, *self._place, len(topic.at_queues)))
         return members
 
     async def assignment(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -263,7 +263,7 @@ class GroupCalls:
         offsets: dict[int, int] = {}
         refused: dict[int, str] = {}
         for queue, offset in offsets_by_queue(arguments).items():
-            part = topic.part(queue)
+            part = topic.at_queue(queue)
             if not members.holds(member, queue, generation):
                 refused[queue] = "NOT_HELD"
             elif offset > part.limit:
@@ -299,7 +299,7 @@ class GroupCalls:
                     topic=topic.name,
                     group=name,
                     member_count=len(channel.group.members),
-                    queue_count=len(topic.parts),
+                    queue_count=len(topic.at_queues),
                     lag=channel.all_queues.depth,
                     is_paused=channel.paused,
                     kind=channel.policy.kind,
@@ -314,9 +314,9 @@ class GroupCalls:
     def reset(self, caller: Caller, request: schema.ResetGroup) -> schema.GroupReset:
         """Reset a group's offsets, or show what follows (dry run)."""
         topic, members = find_group(self._broker, request.topic, request.group)
-        numbers = range(len(topic.parts))
+        numbers = range(len(topic.at_queues))
         if request.queue is not None:
-            number = topic.part(request.queue).number
+            number = topic.at_queue(request.queue).number
             numbers = range(number, number + 1)
         is_dry = request.dry_run
         if len(members) and not request.force and not is_dry:
@@ -330,12 +330,12 @@ class GroupCalls:
                 f"{channel.name!r} shows a reader that keeps its own position, such as a query"
                 " of Spark: reset it there"
             )
-        before = [part.cursor.next for part in channel.parts]
+        before = [part.cursor.next for part in channel.at_queues]
         time_ms, offset = request.time_ms or 0, request.offset or 0
         after = reset_group(topic, channel, numbers, request.to, time_ms, offset, is_dry=is_dry)
         queues = []
         for number in numbers:
-            part, to_offset = channel.parts[number], after[number]
+            part, to_offset = channel.at_queues[number], after[number]
             lag = part.source.count_from(to_offset) if is_dry else part.depth
             queues.append(
                 schema.ResetQueue(queue=number, before=before[number], offset=to_offset, lag=lag)
@@ -347,7 +347,7 @@ def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> d
     """Return the answer with a member's queues."""
     queues = []
     for queue in sorted(member.held):
-        part = channel.parts[queue]
+        part = channel.at_queues[queue]
         queues.append(
             {
                 "queue": queue,
@@ -364,7 +364,7 @@ def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> d
 def _described(topic: Topic, channel: Channel, members: Membership) -> schema.GroupDescription:
     queues = []
     wall_ahead_ns = channel.context.wall() - channel.context.clock()
-    for part in channel.parts:
+    for part in channel.at_queues:
         number = part.queue.number
         holding = members.holders.get(number)
         target = members.targets.get(number)
@@ -388,7 +388,7 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> schema.Gr
         group=channel.name,
         generation=members.generation,
         roster=members.roster,
-        place={"broker": members.place.broker, "room": members.place.room},
+        place={"broker": members.allocated.broker, "room": members.allocated.room},
         strategy=members.strategy,
         leader=members.leader.id if members.leader is not None else None,
         is_paused=channel.paused,

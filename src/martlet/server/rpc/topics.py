@@ -168,7 +168,7 @@ def _described(topic: Topic) -> TopicDescription:
                 end_offset=part.queue.visible_end,
                 priority=part.queue.priority,
             )
-            for part in topic.parts
+            for part in topic.at_queues
         ),
         channels=tuple(sorted(topic.channels)),
         policy=topic.policy.to_json(),

@@ -279,7 +279,7 @@ def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
 
 
 def _summary(transaction: OpenTransaction) -> TransactionSummary:
-    place = transaction.place
+    place = transaction.sequence
     return TransactionSummary(
         id=transaction.id,
         group=transaction.group,

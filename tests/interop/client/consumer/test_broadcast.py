@@ -26,7 +26,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0) -> None:
-    broker.server.broker.topic("t").part(queue).stage(list(bodies))
+    broker.server.broker.topic("t").at_queue(queue).stage(list(bodies))
     broker.server.broker.commit()
 
 

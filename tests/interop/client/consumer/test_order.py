@@ -27,7 +27,7 @@ def send(broker: Broker, count: int) -> None:
     topic = broker.server.broker.topic("t")
     for number in range(count):
         for key in KEYS:
-            part = topic.part_for_key(key.encode())
+            part = topic.queue_for_key(key.encode())
             entry = Properties(order_key=key).pack()
             part.stage([b"%d" % number], 0, [(0, entry)])
     broker.server.broker.commit()

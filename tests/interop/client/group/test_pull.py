@@ -53,7 +53,7 @@ def with_queues(broker: Broker, count: int, topic: str = "t") -> None:
 
 def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0, topic: str = "t") -> None:
     """Store messages in one queue, at once."""
-    broker.server.broker.topic(topic).part(queue).stage(list(bodies))
+    broker.server.broker.topic(topic).at_queue(queue).stage(list(bodies))
     broker.server.broker.commit()
 
 

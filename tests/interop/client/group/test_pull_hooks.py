@@ -37,7 +37,7 @@ FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
 def put(broker: Broker, bodies: Sequence[bytes]) -> None:
-    broker.server.broker.topic("t").part(0).stage(list(bodies))
+    broker.server.broker.topic("t").at_queue(0).stage(list(bodies))
     broker.server.broker.commit()
 
 

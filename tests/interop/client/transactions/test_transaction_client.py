@@ -68,7 +68,7 @@ async def fail_in(transaction: Transaction, body: bytes) -> None:
 
 def stored_count(broker: Broker, topic: str) -> int:
     found = broker.server.broker.topics.get(topic)
-    return 0 if found is None else sum(part.queue.end_offset for part in found.parts)
+    return 0 if found is None else sum(part.queue.end_offset for part in found.at_queues)
 
 
 async def test_a_block_commits_the_messages_added_in_it(broker: Broker) -> None:

@@ -17,7 +17,7 @@ def _ordered(order: str, *, with_priorities: bool) -> Core:
     topic.channel("c")
     topic.configure_channel("c", ChannelPolicy.read({"order": order}))
     if with_priorities:
-        core.broker.part_of_priority(topic, 9)
+        core.broker.queue_of_priority(topic, 9)
     key = Properties(order_key="k").pack()
     assert topic.stage([b"1", b"2"], 0, [(0, key), (1, key)]).error is None
     core.broker.commit()

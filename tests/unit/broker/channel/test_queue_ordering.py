@@ -152,15 +152,15 @@ def test_a_message_that_waits_for_a_handler_has_not_failed_though_a_later_one_ha
     client = ManyQueuesClient(core, timeout_ns=TIMEOUT_NS)
     client.consumer.progress.says_started = client.consumer.progress.in_order = True
     for queue in range(2):
-        topic.part(queue).stage([b"%d" % queue] * 2, 0)
+        topic.at_queue(queue).stage([b"%d" % queue] * 2, 0)
     core.broker.commit()
     client.ready(4)
-    client.channel.started(client.consumer, client.place(client.got[0]))
-    client.channel.started(client.consumer, client.place(client.got[2]))
+    client.channel.started(client.consumer, client.position(client.got[0]))
+    client.channel.started(client.consumer, client.position(client.got[2]))
     client.finish(client.got[0])
     core.wait(TIMEOUT_NS)
     core.wait(TIMEOUT_NS)
-    assert [part.channels["c"].dead_letter_count for part in topic.parts] == [0, 1]
+    assert [part.channels["c"].dead_letter_count for part in topic.at_queues] == [0, 1]
 
 
 def test_a_rewind_takes_back_what_was_sent() -> None:
@@ -194,7 +194,7 @@ def test_queues_share_the_ready_count() -> None:
     client = ManyQueuesClient(core)
     client.consumer.progress.in_order = True
     for queue in range(3):
-        topic.part(queue).stage([b"%d" % queue] * 10, 0)
+        topic.at_queue(queue).stage([b"%d" % queue] * 10, 0)
     core.broker.commit()
     client.ready(7)
     assert sorted(client.bodies) == [b"0", b"0", b"1", b"1", b"2", b"2"]

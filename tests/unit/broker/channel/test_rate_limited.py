@@ -118,7 +118,7 @@ def test_queues_share_the_rate_and_take_turns() -> None:
     core.broker.set_queues("t", 4)
     taker = Taker(core)
     limit(core, "t", rate_per_s=100, rate_burst=4)
-    for part in core.broker.topic("t").parts:
+    for part in core.broker.topic("t").at_queues:
         part.stage([b"%d" % part.number] * 200)
     core.broker.commit()
     taker.ready_at_all(1000)
@@ -136,7 +136,7 @@ def test_a_limited_channel_delivers_by_priority_and_starves_none() -> None:
     core.channel("t")
     parts = {4: topic}
     for priority in (9, 1):
-        parts[priority] = core.broker.part_of_priority(topic, priority)
+        parts[priority] = core.broker.queue_of_priority(topic, priority)
     limit(core, "t", rate_per_s=100, rate_burst=1)
     for priority, part in parts.items():
         part.stage([b"%d" % priority] * 1000)
@@ -172,11 +172,11 @@ def test_queues_share_the_rate_after_a_restart() -> None:
     core.channel("t")
     limit(core, "t", rate_per_s=10)
     core.stop()
-    parts = core.channel("t").parts
+    parts = core.channel("t").at_queues
     assert len(parts) == 3
     assert len({part.delivery.rate_limit for part in parts}) == 1
     core.broker.set_queues("t", 5)
-    assert {part.delivery.rate_limit for part in core.channel("t").parts} == {
+    assert {part.delivery.rate_limit for part in core.channel("t").at_queues} == {
         parts[0].delivery.rate_limit
     }
 

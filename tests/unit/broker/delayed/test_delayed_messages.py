@@ -49,7 +49,7 @@ def due_now(core: Core, duration_ns: int = 0) -> None:
 def listed(
     core: Core, topic: str, behind: ListingPosition | None = None, max_count: int = 100
 ) -> list[bytes]:
-    *_, found = core.broker.delays.look(core.broker.topics[topic], behind, max_count)
+    *_, found = core.broker.delays.listing(core.broker.topics[topic], behind, max_count)
     assert found is not None
     return [each.id.encode() for _, each in found]
 
@@ -220,7 +220,7 @@ def test_a_list_goes_on_where_it_ended() -> None:
     core.channel("t")
     ids = {s: delay(core, "t", b"%d" % s, delay_ns=s * SECOND_NS)[0] for s in (30, 10, 7200, 20)}
     topic = core.broker.topics["t"]
-    *_, found = core.broker.delays.look(topic, None, 3)
+    *_, found = core.broker.delays.listing(topic, None, 3)
     assert found is not None
     assert [each.id.encode() for _, each in found] == [ids[10], ids[20], ids[30]]
     assert listed(core, "t", found[-1][0], 3) == [ids[7200]]

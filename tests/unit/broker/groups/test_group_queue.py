@@ -130,7 +130,7 @@ def test_new_queues_are_followed_from_their_start() -> None:
     following(core, 1)
     topic = core.broker.topics["t"]
     core.broker.set_queues("t", 3)
-    topic.parts[2].stage([b"2", b"3"])
+    topic.at_queues[2].stage([b"2", b"3"])
     core.broker.commit()
     assert core.channel("t", "spark").all_queues.depth == 2
     follow(topic, "spark", {1: 0, 2: 2}, retain=True)

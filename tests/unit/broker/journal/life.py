@@ -124,7 +124,7 @@ def _group(core: Core) -> None:
     assert group is not None
     group.commit(2)
     members = group.members
-    members.resize(replace(members.place, count=1))
+    members.resize(replace(members.allocated, count=1))
     member = members.join("m", lease_ns=60 * SECOND_NS)
     member.started[0] = StartedRange(((2, 5),), False)
     members.lose(member)

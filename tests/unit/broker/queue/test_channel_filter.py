@@ -92,7 +92,7 @@ def test_tags_and_a_filter_must_both_fit() -> None:
 def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setattr(cursor_module, "MAX_LOOKED", 8)
+    monkeypatch.setattr(cursor_module, "MAX_TESTED", 8)
     monkeypatch.setattr(cursor_module, "MAX_AT_ONCE", 16)
     core = Core()
     client, channel = filtered(core, ChannelPolicy(filter="region = 'eu'", order=order))

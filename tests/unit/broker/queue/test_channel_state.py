@@ -73,9 +73,9 @@ def test_of_several_queues_the_oldest_counts() -> None:
     core.broker.set_queues("t", 3)
     core.channel("t", "c")
     for number in (1, 0):
-        core.broker.topics["t"].parts[number].stage([b"x"], 0)
+        core.broker.topics["t"].at_queues[number].stage([b"x"], 0)
         core.broker.commit()
         core.clock.advance((number + 1) * SECOND_NS)
     channel = core.broker.topics["t"].channels["c"]
-    assert [part.oldest_age_ns // SECOND_NS for part in channel.parts] == [1, 3, 0]
+    assert [part.oldest_age_ns // SECOND_NS for part in channel.at_queues] == [1, 3, 0]
     assert channel.all_queues.oldest_age_ns == 3 * SECOND_NS

@@ -43,7 +43,7 @@ class Group:
     def join(self, lease_s: int = 60) -> GroupConsumer:
         members = self.queue.members
         topic = self.core.broker.topics["t"]
-        members.resize(replace(members.place, count=len(topic.parts)))
+        members.resize(replace(members.allocated, count=len(topic.at_queues)))
         return members.join("m", lease_ns=lease_s * SECOND_NS)
 
     def lose(self, *runs: tuple[int, int], alone: bool = False) -> None:

@@ -88,7 +88,7 @@ def fetched(
     group = channel.group
     assert group is not None
     found = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
-        channel.source, max_count, 1 << 20, channel.wanted
+        channel.source, max_count, 1 << 20, channel.channel_filter
     )
     group.count(found, member)
     return found.next_offset

@@ -123,9 +123,9 @@ def test_unfinished_messages_stay_beyond_all_limits() -> None:
 
 
 def test_bytes_alone_keep_history_for_the_usual_time() -> None:
-    assert Retention.asked(0, 0).time_ns == 0
-    assert Retention.asked(0, 5) == (USUAL_TIME_NS, 5)
-    assert Retention.asked(7, 5) == (7, 5)
+    assert Retention.from_flags(0, 0).time_ns == 0
+    assert Retention.from_flags(0, 5) == (USUAL_TIME_NS, 5)
+    assert Retention.from_flags(7, 5) == (7, 5)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_each_queue_of_a_topic_keeps_its_share() -> None:
     core = keeping(bytes=6 * SEGMENT_BYTES)
     topic = core.broker.set_queues("t", 2)
     for number in range(16 * SEGMENT_BYTES // 400):
-        topic.parts[number % 2].stage([b"." * 400])
+        topic.at_queues[number % 2].stage([b"." * 400])
         core.broker.commit()
     topic.empty()
     core.checkpoints()
-    for part in topic.parts:
+    for part in topic.at_queues:
         index = part.queue.index
         rows = index.array(index.find(part.queue.start_offset), index.end_row)
         assert 2 * SEGMENT_BYTES < int(rows["length"].sum()) < 5 * SEGMENT_BYTES

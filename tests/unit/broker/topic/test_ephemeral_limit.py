@@ -132,7 +132,7 @@ def test_queues_share_the_bound() -> None:
     core.broker.set_queues("t", 4)
     channel = core.channel("t", "c#ephemeral")
     for number in range(1000):
-        core.broker.topic("t").part(number % 4).stage([b"x"])
+        core.broker.topic("t").at_queue(number % 4).stage([b"x"])
         core.broker.commit()
     assert channel.all_queues.depth == MAX
 
@@ -141,7 +141,7 @@ def test_each_queue_keeps_a_message_though_there_are_more_queues_than_messages()
     core = Core(max_ephemeral=3)
     core.broker.set_queues("t", 8)
     channel = core.channel("t", "c#ephemeral")
-    core.broker.topic("t").part(5).stage([b"one", b"two"])
+    core.broker.topic("t").at_queue(5).stage([b"one", b"two"])
     core.broker.commit()
     assert channel.all_queues.depth == 1
 

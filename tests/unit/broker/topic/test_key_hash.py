@@ -23,7 +23,7 @@ WAYS = ["killed", "power cut", "stopped", "compacted", "failed over"]
 
 
 def places(broker: BrokerCore) -> list[int]:
-    return [broker.topics["t"].part_for_key(key).number for key in KEYS]
+    return [broker.topics["t"].queue_for_key(key).number for key in KEYS]
 
 
 def made(core: Core, key_hash: KeyHash, queues: int = 4) -> Topic:
@@ -32,7 +32,7 @@ def made(core: Core, key_hash: KeyHash, queues: int = 4) -> Topic:
     topic = core.broker.topics["t"]
     if key_hash is KeyHash.CRC32C:
         entries: list[TopologyEntry] = []
-        for part in topic.parts:
+        for part in topic.at_queues:
             part.key_hash = key_hash
             entries.append(TopicEntry(part.describe()))
             assert "key_hash" not in json_of(encode(entries[-1]))["topic"]
@@ -90,7 +90,7 @@ def test_keys_lead_to_the_same_queues_ever_after(way: str, key_hash: KeyHash) ->
     assert len(set(before)) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]
     broker = again(core, way)
     assert places(broker) == before
-    assert {part.key_hash for part in broker.topics["t"].parts} == {key_hash}
+    assert {part.key_hash for part in broker.topics["t"].at_queues} == {key_hash}
 
 
 @pytest.mark.parametrize("key_hash", KeyHash)
@@ -99,16 +99,16 @@ def test_further_queues_have_the_hash_of_the_topic(key_hash: KeyHash) -> None:
     made(core, key_hash, queues=1)
     for queues in (2, 4):
         core.broker.set_queues("t", queues)
-        core.broker.part_of_priority(core.broker.topics["t"], queues)
-        assert {part.key_hash for part in core.broker.topics["t"].parts} == {key_hash}
-        assert {part.key_hash for part in again(core, "killed").topics["t"].parts} == {key_hash}
+        core.broker.queue_of_priority(core.broker.topics["t"], queues)
+        assert {part.key_hash for part in core.broker.topics["t"].at_queues} == {key_hash}
+        assert {part.key_hash for part in again(core, "killed").topics["t"].at_queues} == {key_hash}
     assert len(set(places(core.broker))) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]
 
 
 def test_each_part_finds_the_queue_of_a_key() -> None:
     topic = made(Core(), KeyHash.CRC32C_FMIX32)
     for key in KEYS:
-        assert len({part.part_for_key(key).number for part in topic.parts}) == 1
+        assert len({part.queue_for_key(key).number for part in topic.at_queues}) == 1
 
 
 def test_a_topic_that_is_made_again_has_the_newest_hash() -> None:

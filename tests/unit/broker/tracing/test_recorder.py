@@ -204,11 +204,11 @@ def test_buffered_events_are_limited_and_the_loss_is_recorded(
     monkeypatch.setattr(trail_module, "MAX_PIECES", 3)
     core = Core()
     consumer = core.client("t").consumer
-    trail = TraceRecorder()
+    recorder = TraceRecorder()
     for number in range(100):
-        trail.note(TraceStep.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
-    chunks = [TraceChunk(each) for each in trail.take(7, "c")]
-    assert not trail
+        recorder.note(TraceStep.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
+    chunks = [TraceChunk(each) for each in recorder.take(7, "c")]
+    assert not recorder
     assert [len(piece.rows) for piece in chunks] == [10, 10, 10]
     assert [piece.lost for piece in chunks] == [70, 0, 0]
     assert (chunks[0].channel, chunks[0].name) == (7, "c")
@@ -219,7 +219,7 @@ def test_any_events_are_decoded_as_they_were() -> None:
     random = Random(3)
     core = Core()
     consumers = [core.client("t").consumer for _ in range(4)]
-    trail = TraceRecorder()
+    recorder = TraceRecorder()
     wanted: list[list[TraceEvent]] = [[] for _ in range(60)]
     time_ns = 5 * SECOND_NS
     for _ in range(400):
@@ -230,11 +230,13 @@ def test_any_events_are_decoded_as_they_were() -> None:
         consumer = random.choice([None, *consumers])
         attempt, delay_ms = random.choice([0, 1, 2]), random.choice([0, 0, 7])
         reason = random.choice(["", "", "bad", "worse"])
-        trail.note(step, first, end, time_ns, consumer, attempt, delay_ms * MILLISECOND_NS, reason)
+        recorder.note(
+            step, first, end, time_ns, consumer, attempt, delay_ms * MILLISECOND_NS, reason
+        )
         name = f"consumer {consumer.number}" if consumer else ""
         for offset in range(first, end):
             wanted[offset].append(TraceEvent(time_ns, "c", step, name, attempt, delay_ms, reason))
-    (piece,) = [TraceChunk(each) for each in trail.take(1, "c")]
+    (piece,) = [TraceChunk(each) for each in recorder.take(1, "c")]
 
     def known(one: TraceEvent) -> tuple[object, ...]:
         return one.step, one.consumer, one.attempt, one.delay_ms, one.reason
@@ -249,5 +251,5 @@ def test_any_events_are_decoded_as_they_were() -> None:
 
 def test_bytes_that_are_no_trace_are_refused() -> None:
     for bad in (b"", b"x" * 30, b"\xff" * 64):
-        with pytest.raises(BadRecord, match="trail"):
+        with pytest.raises(BadRecord, match="trace"):
             TraceChunk(bad)

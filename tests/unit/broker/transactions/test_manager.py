@@ -518,7 +518,7 @@ def test_several_queues_get_their_messages(core: Core) -> None:
         transactions.add("t", "b", number, "orders", [b"q%d" % queue], queue=queue)
     transactions.commit("t")
     core.kill(power=False)
-    ends = [part.queue.end_offset for part in core.broker.topics["orders"].parts]
+    ends = [part.queue.end_offset for part in core.broker.topics["orders"].at_queues]
     assert ends == [1, 0, 2]
 
 

@@ -93,7 +93,7 @@ def test_a_commit_sequence_is_remembered_over_restarts_and_segments(power: bool)
         assert last is not None
         assert last.number == 4
         left = core.broker.transactions.open["b"]
-        assert (left.place, left.is_disposable) == (CommitSequence("job", 5), True)
+        assert (left.sequence, left.is_disposable) == (CommitSequence("job", 5), True)
     core.broker.transactions.commit("b", {"b": 1})
     core.stop()
     assert stage(core, "again", 5) is TransactionState.COMMITTED
@@ -120,8 +120,8 @@ def test_an_uncommitted_transaction_is_rolled_back_by_its_age(core: Core) -> Non
     transactions = core.broker.transactions
     abandoned: list[tuple[str, str]] = []
     transactions.on_abandoned = lambda transaction, why: abandoned.append((transaction.id, why))
-    place = CommitSequence("job", 1)
-    transactions.begin("t", "", HOUR_NS, place, is_disposable=True)
+    sequence = CommitSequence("job", 1)
+    transactions.begin("t", "", HOUR_NS, sequence, is_disposable=True)
     transactions.add("t", "b", 0, "t", [b"one"])
     core.wait(HOUR_NS - 1)
     transactions.add("t", "b", 1, "t", [b"two"])
@@ -157,7 +157,7 @@ def test_a_prepared_transaction_is_not_rolled_back_by_its_age(core: Core) -> Non
 
 
 @pytest.mark.parametrize(
-    ("place", "error_text"),
+    ("sequence", "error_text"),
     [
         (CommitSequence("", 1), "its name must be 1 to 255 printable"),
         (CommitSequence("x" * 256, 1), "its name must be 1 to 255 printable"),
@@ -166,11 +166,11 @@ def test_a_prepared_transaction_is_not_rolled_back_by_its_age(core: Core) -> Non
         (CommitSequence("x", 1 << 63), "it must be 0 to 9223372036854775807"),
     ],
 )
-def test_places_that_no_transaction_can_have(
-    core: Core, place: CommitSequence, error_text: str
+def test_sequences_that_no_transaction_can_have(
+    core: Core, sequence: CommitSequence, error_text: str
 ) -> None:
     with pytest.raises(BadTransaction, match=error_text):
-        core.broker.transactions.begin("t", place=place)
+        core.broker.transactions.begin("t", sequence=sequence)
     assert not core.broker.transactions.open
 
 
@@ -182,7 +182,7 @@ def test_a_series_in_use_is_not_forgotten_for_another() -> None:
         transactions.commit(name)
         core.wait(HOUR_NS)
     with pytest.raises(LimitReached, match=r"2 had a commit within.*raise --transaction-series"):
-        transactions.begin("c", place=CommitSequence("c", 1))
+        transactions.begin("c", sequence=CommitSequence("c", 1))
     stage(core, "a2", 2, b"x", series="a")
     transactions.commit("a2")
     core.wait(10 * HOUR_NS - 1)

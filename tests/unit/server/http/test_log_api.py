@@ -328,7 +328,7 @@ class Life:
 
     def finish(self) -> None:
         for name in self.pair.core.broker.topics:
-            for part in self.pair.core.channel(name).parts:
+            for part in self.pair.core.channel(name).at_queues:
                 cursor = part.cursor
                 part.advance(self.random.randrange(cursor.next, cursor.queue.visible_end + 1))
 

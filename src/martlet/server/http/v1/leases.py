@@ -442,7 +442,7 @@ class Leases:
     ) -> None:
         """Check that a message is the one of a receipt. Raises NotInFlight."""
         number, offset = place_of(channel, place)
-        part = channel.parts[number] if number < len(channel.parts) else None
+        part = channel.at_queues[number] if number < len(channel.at_queues) else None
         if part is None or not offset < part.source.limit:
             raise NotInFlight("there is no such message")
         frame = part.cursor.frame(offset, 1)
@@ -462,7 +462,7 @@ class Leases:
 
 def place_of(channel: Channel | PartitionedChannel, place: int) -> tuple[int, int]:
     """Return the queue and the offset of a place: an id minus that of queue 0."""
-    if len(channel.parts) == 1:
+    if len(channel.at_queues) == 1:
         return 0, place
     return place >> OFFSET_BITS, place & OFFSET_MASK
 

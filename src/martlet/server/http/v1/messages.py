@@ -257,7 +257,7 @@ class MessagePublisher:
             raise HttpError(503, f"REFUSED: {error}") from None
         pairs = zip(queues, messages, strict=True)
         for (queue, at_ns), group in groupby(pairs, lambda pair: (pair[0], pair[1].at_ns)):
-            target = topic.next_part() if queue < 0 else topic.parts[queue]
+            target = topic.next_queue() if queue < 0 else topic.at_queues[queue]
             try:
                 runs.append(self._stage_run(target, [message for _, message in group], at_ns))
             except WritesRefused as error:
