@@ -44,7 +44,7 @@ _TOPIC = _CHANNEL | {"journal", "topic"}
 _CORE = _TOPIC | {"dead_letters", "delayed", "transactions", "retention", "idempotence"}
 BROKER_MAY_IMPORT = {
     "tracing": set(),
-    "journal": set(),
+    "journal": {"queue"},
     "queue": _QUEUE,
     "groups": _QUEUE,
     "channel": _CHANNEL,

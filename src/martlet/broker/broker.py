@@ -17,7 +17,7 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.context import BrokerClock
 from martlet.broker.dead_letters.dead_letter import move_to_dead_letters
-from martlet.broker.dead_letters.move import MessageMover, append_again
+from martlet.broker.dead_letters.move import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
@@ -80,14 +80,10 @@ class BrokerSettings(RetentionSettings):
 
 
 class Unconfirmed(NamedTuple):
-    """A batch that too few replicas have yet.
-
-    Attributes:
-        position: of the log behind the batch.
-        topic, first, end, deferred: as for `Topic.stored`.
-    """
+    """A batch that too few replicas have yet, with the arguments of `Topic.stored`."""
 
     position: int
+    """The log's position behind the batch."""
     topic: Retained
     first: int
     end: int
@@ -95,15 +91,9 @@ class Unconfirmed(NamedTuple):
 
 
 class BrokerCore:
-    """Topics, channels and the journal over an opened log.
+    """Topics, channels and the journal over an opened and recovered log.
 
     Use `martlet.broker.recovery.restore.restore` to get one from a data folder.
-
-    Args:
-        log: opened and recovered.
-        clock: the running time, and the date.
-        random: for ids and sampling.
-        settings: as the operator has set them.
     """
 
     def __init__(
@@ -117,6 +107,7 @@ class BrokerCore:
         self.lost = settings.on_lost
         self.schedule = Schedule()
         self.transfers = MessageMover(self)
+        self.append_again = self.transfers.append_again
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which represents all of its queues."""
         self.by_id: dict[int, Retained] = {}
@@ -127,16 +118,14 @@ class BrokerCore:
         self.stored_count = 0
         """Messages stored since the start."""
         self.unconfirmed: deque[Unconfirmed] | None = None
-        """Batches that are not confirmed, oldest first; None for a broker without replicas, whose
-        batches need no confirmation.
-        """
+        """Batches that are not confirmed, oldest first; None for a broker without replicas."""
         self._retired: deque[tuple[int, list[Segment]]] = deque()
         """Segments that wait for the confirmation of their RETIRED entry, by its end."""
         self.confirmed_position = log.position
+        """With replicas, every record before this position is confirmed."""
         self._noted: dict[Channel | PartitionedChannel, None] = {}
         self.changed_position = log.position
         """The log's position behind the last change of a topic or channel."""
-        """With replicas, every record before this position is confirmed."""
         self.started_at_ns = clock.wall()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is created or deleted."""
@@ -289,9 +278,8 @@ class BrokerCore:
         return self.last_id
 
     def left(self, topic: Topic, channel: Channel | PartitionedChannel) -> None:
-        """Handle the departure of a consumer: delete an ephemeral channel with its last one.
-
-        This journals nothing: a restart drops ephemeral channels anyway.
+        """Handle the departure of a consumer: delete an ephemeral channel with its last one. This
+        journals nothing: a restart drops ephemeral channels anyway.
         """
         if not channel.ephemeral or channel.consumers:
             return
@@ -337,10 +325,8 @@ class BrokerCore:
             self._scratch.append(batch)
 
     def stored_at_ns(self) -> int:
-        """Return the timestamp of what is stored now, never before that of an earlier record.
-
-        Readers search by it, and retention goes by it, so it follows the clock only forwards, also
-        over restarts and failovers.
+        """Return the timestamp of what is stored now, never before that of an earlier record, also
+        over restarts and failovers: readers search by it, and retention goes by it.
         """
         now_ns = self.wall()
         if now_ns < self.last_stored_ns:
@@ -351,19 +337,16 @@ class BrokerCore:
         return now_ns
 
     def _ahead_of_wall(self) -> int:
-        """Return a timestamp while the wall clock is behind the newest record: it goes on from
-        there as time passes, so that ages stay right.
+        """Return a timestamp while the wall clock is behind the newest record: it goes on from that
+        as time passes, so that ages stay right.
         """
         if self._ahead_since is None:
             self._ahead_since = self.last_stored_ns - self.clock()
         return max(self.last_stored_ns, self._ahead_since + self.clock())
 
     def append(self, topic: Topic, body: bytes | memoryview) -> None:
-        """Append one message at once, and deliver it to the channels.
-
-        For a single message this is faster than staging and committing it.
-
-        Raises WritesRefused.
+        """Append one message at once, and deliver it to the channels: faster than to stage and
+        commit it. Raises WritesRefused.
         """
         now_ns = self.stored_at_ns()
         queue = topic.queue
@@ -411,11 +394,8 @@ class BrokerCore:
             self.unconfirmed.append(Unconfirmed(self.log.position, topic, first, end, deferred))
 
     def await_confirmation(self, confirmed_position: int) -> None:
-        """Show nothing that is stored from now on before `confirm` is called for it.
-
-        Args:
-            confirmed_position: what is confirmed now. Clients may come only when `confirm` is
-                called for the end of the log, which has what older epochs left.
+        """Show nothing that is stored from now on before `confirm` is called for it. Clients may
+        come only when it is called for the end of the log, which has what older epochs left.
         """
         assert not self._staged and self.unconfirmed is None
         assert confirmed_position <= self.log.position
@@ -452,9 +432,7 @@ class BrokerCore:
 
     def empty_topic(self, name: str) -> None:
         """Drop the messages of a topic that no channel has seen; without channels, all delayed ones
-        too.
-
-        Raises NotFound and WritesRefused.
+        too. Raises NotFound and WritesRefused.
         """
         topic = self.find_topic(name)
         topic.empty()
@@ -484,9 +462,8 @@ class BrokerCore:
         return emptied
 
     def restore_channel(self, topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
-        """Undo an empty of a channel; delayed messages that it cancelled stay so.
-
-        Raises NotFound, OutOfReach and WritesRefused, as `martlet.broker.topic.undo.restore`.
+        """Undo an empty of a channel; delayed messages that it cancelled stay so. Raises NotFound,
+        OutOfReach and WritesRefused, as `martlet.broker.topic.undo.restore`.
         """
         restore(topic, name, emptied)
         for emptied_queue in emptied:
@@ -536,22 +513,16 @@ class BrokerCore:
         """Move a message that no consumer holds to the channel's dead-letter topic."""
         move_to_dead_letters(self, self.transfers, channel, offset, attempts, failures, reason)
 
-    def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
-        """Move a due message to the end of its queue, for its channel alone."""
-        append_again(self, self.transfers, channel, offset, attempts)
-
     def write_journal(self) -> None:
-        """Journal the cursors that have moved since the last call.
-
-        Raises WritesRefused; the cursors that were not written are written by the next call.
+        """Journal the cursors that have moved since the last call. Raises WritesRefused; the next
+        call writes those that were not written.
         """
         for _ in self.write_some_journal():
             pass
 
     def write_some_journal(self) -> Iterator[None]:
-        """Journal moved cursors, some at a time: there may be thousands.
-
-        Cursors that move meanwhile are left for the next call.
+        """Journal moved cursors, some at a time: there may be thousands. Those that move meanwhile
+        are left for the next call.
         """
         yield from self.moved.write_some()
         self._write_retired()
@@ -583,9 +554,8 @@ class BrokerCore:
             del self._noted[channel]
 
     def write_cursor(self, channel: ChannelState) -> None:
-        """Journal a channel's cursor at once. Raises WritesRefused.
-
-        The entry is a full one, so a power cut may lose it though later entries survive.
+        """Journal a channel's cursor at once, in a full entry, which a power cut may lose though
+        later entries survive. Raises WritesRefused.
         """
         topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
@@ -601,10 +571,8 @@ class BrokerCore:
         epoch: int | None = None,
         indexes: Mapping[int, IndexRecord] | None = None,
     ) -> list[JournalEntry]:
-        """Return the full journal, in its shortest form.
-
-        One with the log's position is a checkpoint's: it is valid once everything before it is
-        durable. The arguments are those of `SnapshotEntry`.
+        """Return the full journal, in its shortest form, with the fields of `SnapshotEntry`. One
+        with the log's position is a checkpoint's: valid once everything before it is durable.
         """
         topics: list[TopicRecord] = []
         cursors: list[JournalEntry] = []

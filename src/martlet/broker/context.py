@@ -39,8 +39,8 @@ class BrokerClock(Protocol):
     """Two clocks: one for lengths of time, which no step of the other one changes."""
 
     def __call__(self) -> int:
-        """Return the running time, in nanoseconds: that of the wall clock when the broker began,
-        and the time in which it has run since. It never goes back.
+        """Return the running time, in nanoseconds: the date when the broker began, and the time in
+        which it has run since. It never goes back.
         """
 
     def wall(self) -> int:

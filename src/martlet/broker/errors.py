@@ -36,16 +36,12 @@ class NotInFlight(BrokerError):
 
 
 class OutOfReach(BrokerError):
-    """A channel cannot start at that offset.
-
-    Attributes:
-        gone: whether the messages there were deleted.
-        queue: the queue's number.
-    """
+    """A channel cannot start at that offset of a queue."""
 
     def __init__(self, text: str, *, gone: bool = False, queue: int = 0) -> None:
         super().__init__(text)
         self.gone = gone
+        """Whether the messages there were deleted."""
         self.queue = queue
 
 

@@ -43,9 +43,7 @@ MAX_PRODUCERS = 10_000
 """The number of producers that are remembered."""
 _MIN_SENDS = 1024
 _SEGMENT_BYTES_A_SEND = 2048
-"""One send is remembered for this many bytes of a segment: each segment's head has 40 bytes for
-each.
-"""
+"""One send, 40 bytes of each segment's head, is remembered for this many bytes of a segment."""
 _ENTRY_BYTES = 1 << 15
 _LATE_NS = 10 * 10**9
 """The tolerance for a first attempt that seems later than it was, because it arrived late."""
@@ -68,14 +66,7 @@ class Reused(BrokerError):
 
 
 class ProducerSend:
-    """A send that was staged or stored.
-
-    Attributes:
-        receipt: its outcome.
-        topic: the log number of the topic at its queue; of a bucket, for delayed messages.
-        target: the log number of the queue that finally gets the messages.
-        offset: of its first message.
-    """
+    """A send that was staged or stored."""
 
     __slots__ = ("_row", "count", "offset", "receipt", "target", "topic")
 
@@ -84,7 +75,9 @@ class ProducerSend:
     ) -> None:
         self.receipt = receipt
         self.topic = topic
+        """The log number of the topic at its queue; of a bucket, for delayed messages."""
         self.target = topic if target is None else target
+        """That of the queue that finally gets the messages."""
         self.offset = offset
         self.count = count
         self._row = b""
@@ -104,31 +97,24 @@ class ProducerSend:
 
 
 class _Window:
-    """One producer's sends.
-
-    Attributes:
-        sends: by their numbers.
-        floor: other sends up to this number were, or may have been, forgotten.
-        active_at_ns: the time of the last send.
-        doubted_until_ns: sends up to this time may have been forgotten, because the producer
-            was.
-    """
+    """One producer's sends."""
 
     __slots__ = ("active_at_ns", "doubted_until_ns", "floor", "sends")
 
     def __init__(self, doubted_until_ns: int) -> None:
         self.doubted_until_ns = doubted_until_ns
+        """Sends up to this time may have been forgotten, because the producer was."""
         self.sends: dict[int, ProducerSend] = {}
+        """By their numbers."""
         self.floor = 0
+        """Other sends up to this number were, or may have been, forgotten."""
         self.active_at_ns = 0
+        """The time of the last send."""
 
 
 class ProducerState:
-    """The remembered sends of all producers.
-
-    Args:
-        max_producers, max_sends: the maximum remembered; beyond it the longest inactive producer is
-            forgotten.
+    """The remembered sends of all producers, up to a number of either; beyond it, the longest
+    inactive producer is forgotten.
     """
 
     def __init__(self, max_producers: int, max_sends: int) -> None:
@@ -240,11 +226,7 @@ class ProducerState:
     # the journal
 
     def entries(self, durable_position: int) -> Iterator[bytes]:
-        """Yield the state as journal entries; none where it is empty.
-
-        Args:
-            durable_position: the log is durable up to here.
-        """
+        """Yield the state as journal entries, of a log that is durable up to a position."""
         if not self._windows and not self.forgotten_until_ns:
             return
         head = _HEAD.pack(durable_position, self.forgotten_until_ns)
@@ -261,11 +243,8 @@ class ProducerState:
         yield b"".join(parts)
 
     def learn(self, entry: bytes, durable_position: int | None = 0) -> None:
-        """Apply the sends of a journal entry that are certain to be stored.
-
-        Args:
-            durable_position: up to where the log is known to have been durable, whatever the entry
-                says of that; None if all sends are stored.
+        """Apply the sends of a journal entry that are certain to be stored: all if the position up
+        to which the log is known to have been durable, whatever the entry says, is None.
         """
         durable, forgotten_until_ns = _HEAD.unpack_from(entry)
         durable = None if durable_position is None else max(durable, durable_position)
@@ -291,9 +270,7 @@ class ProducerState:
 
 
 def marked(properties: Sequence[Entry], sent: Sent) -> Sequence[Entry]:
-    """Return properties of a send's messages with the send's mark appended to the first
-    message's.
-    """
+    """Return properties of a send's messages, with the send's mark appended to the first's."""
     mark = _SENT_HEAD + sent.pack()
     if properties and not properties[0][0]:
         if isinstance(properties, Packed):
@@ -304,7 +281,7 @@ def marked(properties: Sequence[Entry], sent: Sent) -> Sequence[Entry]:
 
 def marks(block: memoryview) -> list[tuple[int, Sent]]:
     """Return the sends that begin in a batch, by its properties block: the number of the first
-    message in the batch, and the mark, of each.
+    message, and the mark.
     """
     if bytes(block).find(_SENT_HEAD) < 0:
         return []

@@ -28,9 +28,7 @@ _MAX_BYTES = 1 << 14
 class MovedCursors:
     """The channels whose cursors have to be written, the longest unwritten first.
 
-    Args:
-        clock: the time of records, as `BrokerCore.stored_at_ns`.
-        topics: all topics at all their queues, by number.
+    `clock` returns the time of records, as `BrokerCore.stored_at_ns`.
     """
 
     def __init__(
@@ -63,9 +61,8 @@ class MovedCursors:
             self.write(1)
 
     def write(self, max_count: int) -> int:
-        """Write some cursors in one write. Returns how many channels were removed from the queue.
-
-        Raises WritesRefused: no cursor was written, and all stay for the next call.
+        """Write some cursors in one write. Returns how many channels are done with. Raises
+        WritesRefused: none was written, and all stay for the next call.
         """
         max_bytes = min(_MAX_BYTES, self._log.segment_bytes // 4)
         channels: list[ChannelState] = []

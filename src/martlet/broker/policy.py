@@ -306,7 +306,7 @@ def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
 
 
 def _listed(name: str, text: str) -> list[object]:
-    """Refuse a list in JSON, whose brackets would become part of the words."""
+    """Read a list in JSON, as `value_text` writes words with commas."""
     try:
         values: list[object] = json.loads(text)
     except (ValueError, RecursionError):

@@ -70,9 +70,7 @@ class Schedule:
             self.on_earlier(time_ns)
 
     def count_outdated(self) -> None:
-        """Count an outdated entry, whose alarm was set anew; when most are outdated, remove them,
-        though their times may be far off.
-        """
+        """Count an outdated entry, whose alarm was set anew; when most are, remove them."""
         self._outdated_count += 1
         if self._outdated_count > len(self._heap) // 2 + _FEW:
             live = {entry[2]: entry for entry in self._heap if entry[2].set_for_ns == entry[0]}

@@ -52,10 +52,7 @@ SAME_NS = MILLISECOND_NS
 class Channel(ChannelState):
     """A channel of a topic, at one of its queues: its state, and the objects that work on it.
 
-    Args:
-        id: its number in the log.
-        waiting: the channels to wake on new messages; contains this one while a consumer has
-            capacity.
+    `waiting` has all that new messages wake: this channel, while a consumer has capacity.
     """
 
     def __init__(
@@ -186,9 +183,7 @@ class Channel(ChannelState):
 
     @property
     def deferred_count(self) -> int:
-        """The number of messages waiting for a time: the channel's own, and those that all channels
-        get then.
-        """
+        """The number of messages that wait for a time, in the channel or in its topic's buckets."""
         waiting = self.cursor.pending.waiting_count
         return waiting + self.context.delayed_count(self.cursor.queue.topic)
 
@@ -262,10 +257,8 @@ class Channel(ChannelState):
     def remove_consumer(
         self, consumer: ChannelConsumer, charged: Collection[int] | None = None
     ) -> None:
-        """Unsubscribe a client: redeliver its messages to others at once.
-
-        Args:
-            charged: offsets of the messages that it had started, if known.
+        """Unsubscribe a client: redeliver its messages to others at once. Those at the `charged`
+        offsets have failed; by default those that it may have started.
         """
         if charged is None:
             charged = self.redelivery.charged(consumer)
@@ -344,9 +337,7 @@ class Channel(ChannelState):
     def _finish_pending(
         self, consumer: ChannelConsumer, offsets: Offsets
     ) -> tuple[Offsets, Offsets]:
-        """Finish those of some messages that are pending ones in flight to a consumer. Returns
-        them, and the others.
-        """
+        """Finish the pending messages that a consumer has in flight. Returns them, and the rest."""
         pending = self.cursor.pending
         held: dict[int, PendingMessage[ChannelConsumer]] = {}
         left: list[int] = []
@@ -429,20 +420,16 @@ class Channel(ChannelState):
             self.alarm.at(self.context.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
-        """Deliver messages below the cursor again, each with its number of attempts.
-
-        For a channel imported from another broker, which had delivered them.
+        """Deliver messages again that another broker, from which the channel was imported, had
+        delivered: their numbers of attempts by offset.
         """
         self.wait_again((offset, count, 0, 0) for offset, count in attempts.items())
         self.pump()
 
     def wait_again(self, messages: Iterable[tuple[int, int, int, int]]) -> None:
-        """Make messages below the cursor wait for delivery, unless they do already.
-
-        The caller calls `resume_delivery`.
-
-        Args:
-            messages: the offset of each, its attempts, its time in ns (0 for now), its failures.
+        """Make messages below the cursor wait for delivery, unless they do already: the offset of
+        each, its attempts, its time in ns (0 for now), its failures. The caller calls
+        `resume_delivery`.
         """
         now_ns = self.context.clock()
         window, pending = self.cursor.window, self.cursor.pending

@@ -39,11 +39,7 @@ class Order(Protocol):
 
 
 class Delivery:
-    """Delivers the messages of a channel.
-
-    Args:
-        waiting: what to wake on new messages; contains this one while a consumer has capacity.
-    """
+    """Delivers the messages of a channel."""
 
     __slots__ = (
         "_fresh_turn",
@@ -302,9 +298,7 @@ class Delivery:
         self.deliver_pending(consumer, (offset,))
 
     def deliver_pending(self, consumer: ChannelConsumer, offsets: Sequence[int]) -> None:
-        """Deliver pending messages that are ready, at rising offsets; drop those that were deleted
-        or are filtered out.
-        """
+        """Deliver ready pending messages, at rising offsets; drop deleted and filtered ones."""
         state, cursor = self.state, self.cursor
         pending, progress = cursor.pending, consumer.progress
         with_properties = consumer.with_properties
@@ -364,9 +358,7 @@ class Delivery:
             self._line.rotate(-1)
 
     def wants(self, properties: bytes) -> bool:
-        """Whether the channel's filter accepts a message with such properties; it counts those that
-        it rejects.
-        """
+        """Whether the channel's filter accepts such properties; counts messages that it rejects."""
         channel_filter = self.state.channel_filter
         if channel_filter is None or channel_filter.accepts(properties):
             return True
@@ -385,8 +377,8 @@ class Delivery:
         return self._limit(self.cursor)
 
     def first_in_line(self) -> ChannelConsumer | None:
-        """Return the consumer whose turn it is; remove those without capacity from the line. None
-        also while the channel's rate is used up.
+        """Return the consumer whose turn it is; None where no consumer has capacity, or the
+        channel's rate is used up. Those without capacity leave the line.
         """
         while self._line and self._is_within_rate:
             consumer = self._line[0]
@@ -413,8 +405,7 @@ class Delivery:
     def has_room(self, consumer: ChannelConsumer) -> bool:
         """Whether a consumer would take a message, and the channel's rate lets one go.
 
-        One without capacity is removed from the line; whatever frees capacity, at any queue, puts
-        it back.
+        A consumer without capacity leaves the line; freed capacity, at any queue, puts it back.
         """
         if consumer.is_ready and consumer.room <= 0:
             self.leave_line(consumer)
@@ -429,9 +420,7 @@ class Delivery:
         self.state.alarm.at(self.state.context.clock() + _PUMP_AGAIN_NS)
 
     def _thin_out(self, end: int) -> None:
-        """Move the few unfinished of very many old messages out of the window, to the pending
-        messages.
-        """
+        """Make the few unfinished of very many old messages pending, so that the window shrinks."""
         cursor = self.cursor
         for offset, number in cursor.window.held(cursor.window.floor, end):
             consumer = self.state.numbers[number]

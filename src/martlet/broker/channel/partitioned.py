@@ -35,11 +35,7 @@ _NO_POSITIONS: Offsets = np.empty(0, np.int64)
 
 
 class OverQueues:
-    """A count over all queues, of the count of that name at each.
-
-    Args:
-        merge: makes one of them.
-    """
+    """A count over all queues: the sum, or another merger, of the count of that name at each."""
 
     def __init__(self, merge: Callable[[Iterable[int]], int] = sum) -> None:
         self._merge = merge
@@ -56,14 +52,12 @@ class PartitionedChannel:
 
     Its methods take a position, the queue's number and the offset, where those of `Channel` take an
     offset.
-
-    Args:
-        channels: the channel at each queue, by number.
     """
 
     def __init__(self, channels: list[Channel]) -> None:
         first = channels[0]
         self.at_queues = channels
+        """The channel at each queue, by number."""
         self.id = first.id
         self.topic = first.topic
         self.name = first.name
@@ -126,7 +120,7 @@ class PartitionedChannel:
     # acknowledgements
 
     def finish(self, subscriber: Subscriber, position: int) -> None:
-        """FIN. Raises NotInFlight."""
+        """Handle FIN. Raises NotInFlight."""
         self._answer(
             subscriber,
             position,
@@ -221,9 +215,7 @@ class PartitionedChannel:
             subscriber.resume_delivery()
 
     def finish_run(self, subscriber: Subscriber, positions: Offsets) -> Offsets:
-        """Handle FIN of many positions, in any order. Returns those that must be finished one by
-        one.
-        """
+        """Handle FIN of many, in any order. Returns those that must be finished one by one."""
         numbers = positions.view(np.uint64) >> np.uint64(OFFSET_BITS)
         first = int(numbers[0])
         subscriber.held = True
@@ -310,9 +302,7 @@ class PartitionedChannel:
 
 
 class PartitionedFinishAges:
-    """The counts of `martlet.broker.tracing.finish_ages` of several channels, summed at this
-    moment.
-    """
+    """The finish ages of several channels, summed at this moment."""
 
     def __init__(self, channels: list[Channel]) -> None:
         ages = [channel.finishes for channel in channels]

@@ -45,9 +45,7 @@ MAX_PASSED = 500
 TURN = 5
 """The maximum number of messages of such a turn: 1 % of what passed it."""
 ROUND = 100
-"""Of this many turns that the rate limit allows, one is for a lower priority: 1 %, as without a
-limit.
-"""
+"""Of so much that the rate limit allows, one turn is for a lower priority: 1 %, as without it."""
 
 
 def highest_first(queue_channels: Iterable[Channel]) -> list[Channel]:
@@ -56,11 +54,7 @@ def highest_first(queue_channels: Iterable[Channel]) -> list[Channel]:
 
 
 class _Level:
-    """The queues of one priority, which take turns.
-
-    Args:
-        queue_channels: the channel at each of them.
-    """
+    """The queues of one priority, which take turns."""
 
     def __init__(self, queue_channels: Sequence[Channel]) -> None:
         self.passed = 0
@@ -119,12 +113,7 @@ class _Level:
 
 
 class _Watch:
-    """Notes that messages may wait in a queue.
-
-    Args:
-        level: of the queue's priority.
-        number: the queue's.
-    """
+    """Notes that messages may wait in a queue."""
 
     __slots__ = ("_bit", "_delivery", "_level")
 
@@ -150,11 +139,7 @@ def _lowest(bits: int) -> int:
 
 
 class PriorityTurns:
-    """The turns of the priorities of one channel.
-
-    Args:
-        queue_channels: the channel at each queue, by number.
-    """
+    """The turns of the priorities of one channel."""
 
     def __init__(self, queue_channels: Sequence[Channel]) -> None:
         self._first = queue_channels[0]

@@ -35,10 +35,8 @@ _MAX_AT_ONCE = 1000
 
 
 class QueueOrdering(Ordering):
-    """Delivers the messages of a queue in order.
-
-    Args:
-        lock_ns: how long the queue stays locked for a consumer that does not acknowledge.
+    """Delivers the messages of a queue in order; it stays locked for `lock_ns` for a consumer that
+    does not acknowledge.
     """
 
     def __init__(self, delivery: Delivery, lock_ns: int) -> None:
@@ -86,9 +84,7 @@ class QueueOrdering(Ordering):
     # the lock
 
     def _next_consumer(self) -> ChannelConsumer | None:
-        """Return the consumer for the next message; None where no consumer has capacity or the
-        lock.
-        """
+        """Return the consumer for the next message; None where none has capacity or the lock."""
         delivery, holder = self._delivery, self._holder
         if holder is not None:
             is_there = self._state.numbers.get(holder.number) is holder
@@ -108,9 +104,7 @@ class QueueOrdering(Ordering):
     # the next messages
 
     def _room(self, consumer: ChannelConsumer) -> int:
-        """Return how many more messages of this queue a consumer may get: an equal share of its
-        ready count, so that its other queues go on too.
-        """
+        """Return how many more messages a consumer may get: this queue's share of its capacity."""
         if not consumer.progress.in_order:
             return consumer.room
         share = max(1, consumer.ready_count // consumer.queue_count)

@@ -47,10 +47,8 @@ class Redelivery:
         error: str = "",
         cause: Cause = Cause.REQUEUED,
     ) -> None:
-        """Handle REQ: the message has failed and is redelivered after a delay, unless the channel's
-        retry policy decides otherwise (see `martlet.broker.retry`).
-
-        Raises NotInFlight.
+        """Handle REQ: the message has failed. It is redelivered after the delay, unless the retry
+        policy decides otherwise (see `martlet.broker.retry`). Raises NotInFlight.
         """
         state = self._state
         held = self._take_failed(consumer, offset)
@@ -72,10 +70,8 @@ class Redelivery:
     def give_back(
         self, consumer: ChannelConsumer, offsets: Iterable[int], *, is_started: bool = False
     ) -> int:
-        """Redeliver messages that a client returns, at once, without counting a failure.
-
-        Where the client had not started them, the delivery is no attempt. Returns how many were in
-        flight.
+        """Redeliver messages that a client returns, at once, without counting a failure. Unless the
+        client had started them, the delivery is no attempt. Returns how many were in flight.
         """
         state = self._state
         offsets = list(offsets)
@@ -108,11 +104,8 @@ class Redelivery:
         return count
 
     def recall(self, consumer: ChannelConsumer, *besides: int) -> None:
-        """Take back the messages that a client drops since another one of the queue fails.
-
-        Args:
-            consumer: the client's; nothing is done for one that does not handle messages in order.
-            besides: the messages that fail, and that the caller moves.
+        """Take back the messages that a client, if it handles them in order, drops since others of
+        the queue fail: those `besides`, which the caller moves.
         """
         if not consumer.progress.in_order:
             return
@@ -123,10 +116,7 @@ class Redelivery:
     def reject(
         self, consumer: ChannelConsumer, offset: int, reason: DeadLetterReason, error: str = ""
     ) -> None:
-        """Make a message that a consumer rejects a dead letter.
-
-        Raises NotInFlight.
-        """
+        """Make a message that a consumer rejects a dead letter. Raises NotInFlight."""
         state = self._state
         held = self._take_failed(consumer, offset)
         self._note_answer(consumer, offset, held)
@@ -137,13 +127,8 @@ class Redelivery:
         self._delivery.resume(consumer)
 
     def touch(self, consumer: ChannelConsumer, offset: int, timeout_ns: int = 0) -> int:
-        """Handle TOUCH: restart the message's timeout, up to the maximum since its delivery.
-
-        Args:
-            consumer: has the message.
-            timeout_ns: the new timeout; 0 for the consumer's.
-
-        Returns when it times out, as a running time. Raises NotInFlight.
+        """Handle TOUCH: restart the message's timeout, by default the consumer's, up to the maximum
+        since its delivery. Returns when it times out, as a running time. Raises NotInFlight.
         """
         state = self._state
         held = self._take_out(consumer, offset)
@@ -169,8 +154,8 @@ class Redelivery:
         return deadline_ns
 
     def started(self, consumer: ChannelConsumer, offset: int) -> None:
-        """Handle STARTED: the consumer starts this message, and had started all delivered before
-        it. Raises NotInFlight.
+        """Handle STARTED: the consumer starts this message, and has started all before it. Raises
+        NotInFlight.
         """
         cursor = self._state.cursor
         if cursor.window.holds(consumer.number, offset):
@@ -361,12 +346,8 @@ class Redelivery:
         self._delivery.pump()
 
     def finish_ended(self, offset: int, attempts: int) -> None:
-        """Finish a message whose lease has ended, if it was not delivered again since.
-
-        Args:
-            attempts: its number of deliveries when the consumer got it.
-
-        Raises NotInFlight.
+        """Finish a message whose lease has ended, if it was not delivered again since: it had been
+        delivered `attempts` times when the consumer got it. Raises NotInFlight.
         """
         state = self._state
         message = state.cursor.pending.by_offset.get(offset)
@@ -383,9 +364,7 @@ class Redelivery:
         self.finish_unheld(offset)
 
     def make_pending(self, end: int) -> None:
-        """Make every message below an offset a pending one, so that any of them may be taken; those
-        that were never delivered are ready.
-        """
+        """Make every message below an offset pending, so that any of them may be taken."""
         state = self._state
         cursor, source = state.cursor, state.source
         if end <= cursor.next:
@@ -403,10 +382,8 @@ class Redelivery:
 
 
 def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set[int]]:
-    """Return the offsets that a lost client may have started to handle, by queue.
-
-    Args:
-        held: the channel at each queue, and the client's consumer there.
+    """Return the offsets that a lost client may have started to handle, by queue, where `held` has
+    the channel and the client's consumer at each.
     """
     charged: list[set[int]] = [set() for _ in held]
     progress = held[0][1].progress
@@ -438,9 +415,7 @@ def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank
 
 
 def _charges(consumer: ChannelConsumer, rank: Rank, delivered_at_ns: int, now_ns: int) -> bool:
-    """Whether a message gets a failure when its client is lost, or it times out; see
-    `martlet.broker.queue.started`.
-    """
+    """Whether a message fails when its client is lost, or it times out: see `queue.started`."""
     if consumer.progress.in_order:  # Those delivered before may wait for others of their queues.
         return rank == consumer.started
     return consumer.progress.charges(*rank, delivered_at_ns, now_ns)

@@ -32,20 +32,11 @@ class Client(MessageReceiver, Protocol):
     """The client behind a subscription, over a socket or in a test."""
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """Handle that the channel has several queues from now on: acknowledge to `channel`, as
-        `consumer`.
-        """
+        """Acknowledge to `channel`, as `consumer`, from now on: it has several queues."""
 
 
 class Subscriber:
-    """A client's consumers at the queues of a channel, by queue.
-
-    Args:
-        timeout_ns: how long a message may stay in flight.
-        sample_rate: the percentage of messages to deliver; 0 for all.
-        with_properties: whether it gets the properties of messages.
-        says_started: whether it announces the messages that it starts to handle.
-    """
+    """A client's consumers at the queues of a channel, by queue; see `ChannelConsumer`."""
 
     def __init__(
         self,
@@ -109,11 +100,7 @@ class Subscriber:
 
 
 class Share(ChannelConsumer):
-    """A subscriber at one queue, as a consumer of the channel there.
-
-    Args:
-        number: its number in the channel's window, from 1.
-    """
+    """A subscriber at one queue, as a consumer of the channel there."""
 
     __slots__ = ("_bit", "_in_flight_count", "_is_ready", "channel", "subscriber")
 

@@ -65,19 +65,13 @@ def default_name(topic: str, channel: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """The history of a message that becomes a dead letter.
-
-    Attributes:
-        reason: the reason.
-        attempts: the number of deliveries.
-        errors: the error texts of the first and the last failure; empty for none.
-        at_ns: the time.
-        failures: the number of failures.
-    """
+    """The history of a message that becomes a dead letter."""
 
     reason: DeadLetterReason
     attempts: int
+    """The number of deliveries."""
     errors: tuple[str, str]
+    """The error texts of the first and the last failure; empty for none."""
     at_ns: int
     failures: int = 0
 
@@ -171,7 +165,6 @@ def dead_letter_properties(
 
     Args:
         entry: the message's packed properties.
-        death: its history.
         origin: ``topic``, ``channel``, ``queue``, ``offset`` and ``id`` of the message.
         stored_at_ns: when it was published.
         configured: the dead-letter topic of its channel.
@@ -196,9 +189,7 @@ def dead_letter_properties(
 
 
 def redriven_properties(entry: bytes) -> bytes:
-    """Pack the properties of a redriven dead letter: those of the original message, and the number
-    of redrives.
-    """
+    """Pack the properties of the original message, and the number of redrives."""
     properties = _unpacked(entry)
     notes = {"dead_redrives": str(int(properties.system.get("dead_redrives", "0")) + 1)}
     if "dead_id" in properties.system:

@@ -38,33 +38,28 @@ _STORED_AT = 8
 
 @dataclass(slots=True, eq=False)
 class MessageMove:
-    """A message on its way.
-
-    Attributes:
-        channel: the source channel.
-        offset: its offset there.
-        attempts: the number of deliveries there.
-        to: returns the target topic for its properties, created if it is new. Raises
-            WritesRefused.
-        pack: returns its new properties, from its former ones and the time when it was stored.
-        only: the only channel of that topic that gets it; None for all.
-        insists: whether a refused append is retried; else the message is put back.
-        on_end: called with None when it is finished in its channel; with an error if it stays
-            there, or was deleted from there meanwhile.
-        receipt: set when it is staged.
-        failures: the number of failures, if higher than the channel's own count.
-    """
+    """A message on its way from a channel."""
 
     channel: ChannelState
     offset: int
     attempts: int
+    """The number of deliveries in the channel."""
     to: Callable[[bytes], Topic]
+    """Returns the target topic for its properties, created if it is new. Raises WritesRefused."""
     pack: Callable[[bytes, int], bytes]
+    """Returns its new properties, from its former ones and the time when it was stored."""
     only: ChannelState | None = None
+    """The only channel of the target that gets it; None for all."""
     insists: bool = True
+    """Whether a refused append is retried; else the message is put back."""
     on_end: Callable[[WritesRefused | None], None] = lambda error: None
+    """Called with None when it is finished in its channel; with an error if it stays there, or was
+    deleted from there meanwhile.
+    """
     receipt: Receipt | None = None
+    """Set when it is staged."""
     failures: int = 0
+    """The number of failures, if higher than the channel's own count."""
 
 
 @dataclass(slots=True)
@@ -77,11 +72,7 @@ class _Load:
 
 
 class MessageMover:
-    """All messages on their way.
-
-    Args:
-        topics: the broker's topics.
-    """
+    """All messages on their way."""
 
     def __init__(self, topics: TopicRegistry) -> None:
         self.waits_for_flush = False
@@ -105,6 +96,14 @@ class MessageMover:
         self._waiting.append(transfer)
         self._alarm.at(self._topics.clock())
 
+    def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
+        """Move a due message to the end of its queue, for its channel alone."""
+
+        def to(_entry: bytes) -> Topic:
+            return self._topics.topic(channel.topic).at_queue(channel.queue.number)
+
+        self.begin(MessageMove(channel, offset, attempts, to, _without_mark, only=channel))
+
     def _run(self, now_ns: int) -> int | None:
         """Append some of the waiting messages. Returns when to run again."""
         self.settle()
@@ -121,10 +120,8 @@ class MessageMover:
         return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
 
     def _append(self, failures: list[BaseException]) -> bool:
-        """Append the first waiting messages.
-
-        Returns whether some cannot be read at the moment. Other errors are added to `failures`, and
-        the messages concerned are retried.
+        """Append the first waiting messages. Returns whether some cannot be read at the moment.
+        Other errors are added to `failures`, and the messages concerned are retried.
         """
         loads: dict[tuple[Topic, ChannelState | None], _Load] = {}
         refused: list[tuple[MessageMove, WritesRefused]] = []
@@ -228,21 +225,8 @@ class MessageMover:
         transfer.on_end(error)
 
 
-def append_again(
-    topics: TopicRegistry, mover: MessageMover, channel: ChannelState, offset: int, attempts: int
-) -> None:
-    """Begin to move a message to the end of its queue, for its channel alone."""
-
-    def to(_entry: bytes) -> Topic:
-        return topics.topic(channel.topic).at_queue(channel.queue.number)
-
-    mover.begin(MessageMove(channel, offset, attempts, to, _kept, only=channel))
-
-
-def _kept(entry: bytes, stored_at_ns: int) -> bytes:
-    """Return the properties of a message that is appended again, without the mark of a producer's
-    send.
-    """
+def _without_mark(entry: bytes, stored_at_ns: int) -> bytes:
+    """Return the properties of a message without the mark of a producer's send."""
     if not entry:
         return entry
     try:

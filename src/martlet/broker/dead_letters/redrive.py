@@ -35,25 +35,17 @@ _MILLISECOND_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter.
-
-    Attributes:
-        keeper: the channel that keeps it, at its queue.
-        offset: its offset there.
-        state: whether it waits there, or is in flight.
-        attempts: the number of deliveries there.
-        stored_at_ns: when it was stored there.
-        body: its body.
-        properties: its properties, with the broker's notes.
-    """
+    """A dead letter."""
 
     keeper: Channel
+    """The channel that keeps it, at its queue; offset, state, attempts and time are of there."""
     offset: int
     state: PeekState
     attempts: int
     stored_at_ns: int
     body: bytes
     properties: Properties
+    """Its properties, with the broker's notes."""
 
     def note(self, name: str) -> str:
         """Return a note of the broker on it; empty for none."""
@@ -73,23 +65,19 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSelection:
-    """A selection of dead letters: those that match all given conditions.
-
-    Attributes:
-        ids: their ids as dead letters, or their original ids.
-        reason: the reason of their failure.
-        error: a piece of the error text of the first or the last failure.
-        since_ms, until_ms: when they became dead letters, in milliseconds since 1970.
-        topic, channel: the original ones.
-    """
+    """A selection of dead letters: those that match all conditions that are set."""
 
     ids: Collection[str] = ()
+    """Their ids as dead letters, or their original ids."""
     reason: str = ""
     error: str = ""
+    """A piece of the error text of the first or the last failure."""
     since_ms: int = 0
     until_ms: int = 1 << 62
+    """When they became dead letters, in milliseconds since 1970."""
     topic: str = ""
     channel: str = ""
+    """The original ones."""
 
     def ids_of(self, letter: DeadLetter) -> set[str]:
         """Return the selected ids that match a dead letter."""
@@ -109,10 +97,8 @@ class DeadLetterSelection:
 
 
 def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLetter], int | None]:
-    """Return the first dead letters from an offset on, and the offset of the next one, if there is
-    one.
-
-    Unreadable ones are left out.
+    """Return the first dead letters from an offset on, without unreadable ones, and the offset of
+    the next one, if any.
     """
     messages = peek(keeper, start, max_count + 1, list(PeekState))
     frames = PeekedFrames(keeper.cursor)
@@ -175,8 +161,7 @@ def redrive(
     """Begin to move a dead letter.
 
     Args:
-        mover: the broker's mover.
-        letter: the dead letter; must not be in flight.
+        letter: must not be in flight.
         to: returns the target topic. Raises WritesRefused.
         only: the only channel there that gets it; None for all.
         on_end: called with None when it has been moved, or with the error why it stays.

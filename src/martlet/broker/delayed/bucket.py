@@ -65,22 +65,13 @@ _AGAIN_NS = 1_000_000_000
 _MORE_BYTES = 128
 """The maximum growth of a forwarded message, and of a batch, in bytes."""
 _LINGER_NS = 600 * 10**9
-"""How long a bucket stays after its time: a repeated send is recognised by its messages in the
-bucket.
-"""
+"""How long a bucket stays after its time: by its messages a repeated send is recognised."""
 _SLACK = 1 << 20
 """Marks may lie at most this many messages beyond a bucket's known end."""
 
 
 class Delayed(NamedTuple):
-    """A message of a bucket that is not due yet.
-
-    Attributes:
-        id: 16 hexadecimal digits, used to cancel it.
-        stored_at_ns, deliver_at_ns: since 1970.
-        size_bytes: of its body.
-        properties: packed.
-    """
+    """A message of a bucket that is not due yet, with the size of its body."""
 
     id: str
     stored_at_ns: int
@@ -90,15 +81,7 @@ class Delayed(NamedTuple):
 
 
 class Bucket(HiddenTopic):
-    """A bucket: a hidden topic of delayed messages.
-
-    Args:
-        delays: all delayed messages of the broker.
-        id: its number in the log.
-        target: the topic that gets its messages.
-        start_ns, end_ns: when they are due.
-        marks: the messages that are done.
-    """
+    """A bucket: a hidden topic of delayed messages of a target, due in a span of time."""
 
     def __init__(
         self,
@@ -122,9 +105,7 @@ class Bucket(HiddenTopic):
         self._delays = delays
         self._marks = marks
         self._doubtful: deque[tuple[int, Offsets]] = deque()
-        """Marks for a batch that may not be durable yet, and the log position that must be durable
-        first.
-        """
+        """Marks for a batch that may not be durable yet, and the log position behind it."""
         self._cursor = Cursor(registry.log, queue, 0)
         self._upcoming = DueQueue(queue.index, self._first_row, self.are_done)
         self._alarm = registry.schedule.alarm(self._run)
@@ -219,9 +200,8 @@ class Bucket(HiddenTopic):
         return fresh
 
     def cancel(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Cancel messages by numeric ids; ids of other topics are ignored.
-
-        Returns for each id whether its message was waiting here. Raises WritesRefused.
+        """Cancel messages by numeric ids. Returns for each whether its message was waiting here.
+        Raises WritesRefused.
         """
         distances = ids - np.uint64(self.queue.id_base)
         stored = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
@@ -293,9 +273,7 @@ class Bucket(HiddenTopic):
         return None
 
     def _forward(self, keys: list[Key]) -> bool:
-        """Append due messages to their topic. Returns False where that was refused and will be
-        retried.
-        """
+        """Append due messages to their topic. Returns False where that was refused for now."""
         entries = [entry for entry in self._take(keys) if self._left_of(entry)]
         if not entries:
             return True
@@ -354,8 +332,8 @@ class Bucket(HiddenTopic):
         self._upcoming.put_back([(entry.deliver_at_ns, entry.first_offset) for entry in entries])
 
     def _make_room(self, entries: list[IndexEntry]) -> None:
-        """Make space in the log for the forwarded messages before they are read: freeing space may
-        drop the oldest messages, including these. Raises WritesRefused.
+        """Make space in the log before the messages to forward are read: freeing space may drop the
+        oldest messages, including these. Raises WritesRefused.
         """
         if self.target.queue.batch is not None:
             self._registry.commit_topic(self.target, 0)
@@ -402,9 +380,7 @@ class Bucket(HiddenTopic):
         self._mark(self._marks.unmarked(first, end))
 
     def delayed(self, first_offset: int) -> list[Delayed]:
-        """Return the waiting messages of the batch that begins at an offset; nothing where it
-        cannot be read.
-        """
+        """Return the waiting messages of the batch that begins at an offset, if it is readable."""
         index = self.queue.index
         row = index.find(first_offset)
         if row >= index.end_row:
@@ -432,21 +408,15 @@ class Bucket(HiddenTopic):
 
 
 def forwarded_ids(block: memoryview) -> list[int]:
-    """Return the ids that the messages of a forwarded batch had while they were delayed, from the
-    batch's properties block.
-    """
+    """Return the ids that a forwarded batch's messages had in a bucket, by its properties block."""
     properties = Block(block)
     values = (system_value(properties.entry(at), PROPERTY) for at in range(len(properties)))
     return [int(id, 16) for id in values if id is not None]
 
 
 def offsets_of(ids: Sequence[int], id_base: int, end_offset: int) -> Offsets:
-    """Return the offsets of those messages that are in a bucket, by their ids, rising.
-
-    Args:
-        ids: of messages of any bucket.
-        id_base: the bucket's id of offset 0.
-        end_offset: behind its last message.
+    """Return the offsets of those messages, by ids of any bucket, that are in the bucket with an id
+    of offset 0 and an end, rising.
     """
     distances = np.array(ids, np.uint64) - np.uint64(id_base)
     return np.unique(distances[distances < np.uint64(end_offset)]).astype(np.int64)
@@ -465,7 +435,6 @@ def restore_bucket(
     """Restore a bucket from the log.
 
     Args:
-        registry, delays, target: as of `Bucket`.
         record: the bucket in the journal.
         index, end_offset: the known batches.
         marks: the done messages, by the journal's entries.

@@ -27,13 +27,9 @@ MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 WIDTHS_NS = ((HOUR_NS, 10 * MINUTE_NS), (DAY_NS, HOUR_NS))
-"""Bucket widths: delays up to the first value use buckets as wide as the second; longer ones use a
-day's.
-"""
+"""Delays up to the first value use buckets as wide as the second; longer ones use a day's."""
 MAX_IN_CHANNELS = 100_000
-"""The maximum number of deferred messages that are kept as pending messages, counted in each
-channel of their topic.
-"""
+"""The maximum number of deferred messages that are pending, counted in each channel."""
 _COUNTED_AGAIN = 1000
 _PIECE_ROWS = 1 << 15
 
@@ -49,11 +45,7 @@ class ListingPosition(NamedTuple):
 
 
 class DelayedMessages:
-    """The delayed messages of a broker.
-
-    Args:
-        max_count: maximum number of waiting messages; 0 for no limit.
-    """
+    """The delayed messages of a broker, up to a maximum number; 0 for no limit."""
 
     def __init__(self, registry: TopicRegistry, max_count: int) -> None:
         self._registry = registry
@@ -67,9 +59,7 @@ class DelayedMessages:
         self._passed_by = 0
         """How many messages go to buckets before the free capacity is counted again."""
         self._unseen: dict[Topic, int] = {}
-        """By topic, the number of messages deferred since it was last counted that no channel has
-        seen yet.
-        """
+        """By topic, the messages deferred since it was last counted that no channel has seen."""
 
     def buckets_of(self, topic: Topic) -> Iterable[Bucket]:
         """Return the buckets of a topic, of all its queues, in no order."""
@@ -91,7 +81,6 @@ class DelayedMessages:
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
         """Publish messages deferred as by NSQ: each existing channel gets them when they are due.
-
         Raises WritesRefused.
         """
         if self._room < len(bodies) and self._passed_by == 0:
@@ -105,9 +94,7 @@ class DelayedMessages:
         return self.publish(topic, bodies, deliver_at_ns, properties)[2]
 
     def _count_room(self) -> int:
-        """Count the free capacity for deferred messages in channels; little at once, since channels
-        may be added.
-        """
+        """Count the room for deferred messages in channels; little, since channels may be added."""
         taken = 0
         for topic in list(self._unseen):
             if (topic.channels and not topic.paused) or topic.id not in self._registry.queues:
@@ -125,11 +112,8 @@ class DelayedMessages:
         deliver_at_ns: int,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> tuple[Bucket, int, Receipt]:
-        """Publish messages that the topic gets at a time.
-
-        Returns their bucket, and the offset of the first one there.
-
-        Raises LimitReached and WritesRefused.
+        """Publish messages that the topic gets at a time. Returns their bucket, and the offset of
+        the first one there. Raises LimitReached and WritesRefused.
         """
         bucket = self.bucket(topic, deliver_at_ns, len(bodies))
         first = bucket.queue.end_offset
@@ -183,10 +167,8 @@ class DelayedMessages:
         self, topic: Topic, behind: ListingPosition | None, max_count: int
     ) -> Iterator[list[tuple[ListingPosition, Delayed]] | None]:
         """List messages of a topic by due time, from a position on: at least `max_count` if there
-        are as many, in complete batches.
-
-        Runs in turns, since there may be very many: yields None while it searches, and at last the
-        list, each message with its position.
+        are as many, in complete batches. Yields None while it searches, since there may be very
+        many, and at last the list, each message with its position.
         """
         keys: list[ListingPosition] = []
         for bucket in self.buckets_of(topic):
@@ -207,10 +189,8 @@ class DelayedMessages:
     # cancelling
 
     def cancel(self, topic: Topic, ids: Sequence[bytes]) -> set[bytes]:
-        """Cancel delayed messages by their ids. Returns which of them were waiting.
-
-        Raises:
-            WritesRefused: it could not be journaled.
+        """Cancel delayed messages by their ids. Returns which of them were waiting. Raises
+        WritesRefused.
         """
         numbers = np.fromiter((int(id, 16) for id in ids), np.uint64, len(ids))
         cancelled = np.zeros(len(ids), np.bool_)
@@ -224,9 +204,7 @@ class DelayedMessages:
             bucket.cancel_all()
 
     def drop(self, bucket: Bucket) -> bool:
-        """Delete a bucket whose time is over and that has no waiting messages. Returns False where
-        it must stay.
-        """
+        """Delete a bucket whose time is over and that is done. Returns False if it must stay."""
         try:
             self._registry.journal_topology(bucket.id, TopicDeletedEntry(bucket.id))
         except WritesRefused:
@@ -235,9 +213,7 @@ class DelayedMessages:
         return True
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Delete the buckets of a deleted topic, at one of its queues; the deletion is journaled
-        already.
-        """
+        """Delete the buckets of a deleted topic at a queue; the deletion is journaled already."""
         for bucket in list(self._buckets.get(topic.id, {}).values()):
             self.pending_count -= bucket.pending_count
             self._remove(bucket)

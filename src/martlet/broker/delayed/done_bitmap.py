@@ -94,8 +94,8 @@ class DoneBitmap:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def kept(self, end: int) -> tuple[int, Offsets]:
-        """Return the needed offsets up to `end`: all from one offset on, which never decreases, and
-        some single ones below it.
+        """Return the needed offsets up to `end`: all from one on, which never decreases, and single
+        ones below it.
         """
         oldest = self.unmarked(self.front, end, OLDEST + 1)
         if len(oldest) <= OLDEST:

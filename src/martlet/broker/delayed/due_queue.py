@@ -45,12 +45,7 @@ Key = tuple[int, int]
 
 
 class DueQueue:
-    """The rows of an index that are due next.
-
-    Args:
-        first_row: the first row to consider.
-        is_done: returns which of some rows are done.
-    """
+    """The rows of an index that are due next, from a first one on and without those done."""
 
     def __init__(
         self,

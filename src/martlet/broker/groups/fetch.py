@@ -69,9 +69,7 @@ class Fetched:
 class Fetch(Cursor):
     """A temporary cursor that reads a queue from an offset on.
 
-    Args:
-        offset: of the first one.
-        own: the number of the channel whose single-channel batches are included; 0 for none.
+    `own` is the number of the channel whose single-channel batches are included; 0 for none.
     """
 
     def __init__(self, log: CommitLog, queue: QueueLog, offset: int, own: int = 0) -> None:
@@ -127,8 +125,8 @@ class Fetch(Cursor):
     def _stretches(
         self, entry: IndexEntry, channel_filter: ChannelFilter | None
     ) -> tuple[list[tuple[int, int]], int]:
-        """Return the wanted messages of the current batch from the next one on, as ranges of
-        numbers, and the number up to which they were tested.
+        """Return the messages of the current batch from the next one on that pass the filter, as
+        ranges of numbers, and the number up to which they were tested.
         """
         base = entry.first_offset
         if channel_filter is None:

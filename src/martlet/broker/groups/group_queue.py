@@ -88,9 +88,8 @@ class GroupQueue:
             channel.moved()  # The journal writes the traces of moved channels.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:
-        """Commit that everything below an offset has been handled.
-
-        Returns the offset that counts, which is higher if a higher one was committed before.
+        """Commit that everything below an offset has been handled. Returns the offset that counts:
+        a higher one if that was committed before.
         """
         channel = self._channel
         cursor = channel.cursor
@@ -111,8 +110,7 @@ class GroupQueue:
         return cursor.next
 
     def go_back(self, offset: int, member: GroupConsumer | None = None) -> int:
-        """Commit an offset that may be lower than the committed one; deleted messages stay deleted.
-
+        """Commit an offset that may be lower than the committed one, as far as messages are stored.
         Returns the offset that counts. Raises WritesRefused, and nothing is changed.
         """
         channel = self._channel
@@ -124,9 +122,8 @@ class GroupQueue:
         return offset
 
     def set_to(self, offset: int, member: GroupConsumer | None = None) -> None:
-        """Set the offset, forward or back, for a member or, without one, for an operator.
-
-        Raises WritesRefused, and nothing is changed.
+        """Set the offset, forward or back, for a member or, without one, for an operator. Raises
+        WritesRefused, and nothing is changed.
         """
         channel = self._channel
         before = channel.cursor.next
@@ -145,8 +142,7 @@ class GroupQueue:
 
     def charge(self, started: StartedRange, member: GroupConsumer) -> None:
         """Charge a failure to the messages that a lost member had started here and not committed.
-
-        Journaled at once: losses are few, and they must survive a kill of the broker.
+        It is journaled at once: losses are few, and must survive a kill of the broker.
         """
         channel = self._channel
         cursor, retry = channel.cursor, RetryPolicy.of(channel.policy)
@@ -224,10 +220,8 @@ class ExternalReader(GroupQueue):
         self._channel.moved()
 
     def report(self, offset: int) -> None:
-        """Record the position of the reader.
-
-        Journaled at once, since the reader does not repeat a report: after a kill the position
-        would stay behind for as long as nothing is published.
+        """Record the position of the reader. It is journaled at once: the reader does not repeat
+        its report, which a kill would lose for as long as nothing is published.
         """
         before = self._channel.cursor.next
         self.move(offset)

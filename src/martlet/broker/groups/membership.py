@@ -130,13 +130,8 @@ class AllocatedTopic:
 
 
 class Membership:
-    """The members of one group.
-
-    Args:
-        topic: the topic's name, which some strategies hash.
-        clock: the running time, in nanoseconds.
-        schedule: calls when a lease has ended.
-        first_generation: above those of all earlier runs; by default the time.
+    """The members of one group. Some strategies hash the topic's name; the first generation is
+    above those of all earlier runs, by default the time.
     """
 
     def __init__(
@@ -160,8 +155,8 @@ class Membership:
         self.targets: dict[int, GroupConsumer] = {}
         """The member to which each queue is assigned."""
         self._plan: dict[int, GroupConsumer | None] | None = None
-        """The member to which the leader's plan assigns each queue, None for none; a queue that is
-        missing waits for the next plan.
+        """The member, or none, to which the leader's plan assigns each queue; missing ones wait for
+        the next plan.
         """
         self._plan_due_ns: int | None = None
         """When the leader is passed over."""
@@ -220,11 +215,8 @@ class Membership:
         return member
 
     def volunteer(self, member: GroupConsumer, name: str, brokers: int) -> None:
-        """Register a member as a volunteer to lead, or unregister it if ``brokers`` is 0.
-
-        Args:
-            name: its name at all brokers.
-            brokers: the number of brokers that it is connected to.
+        """Register a member, by its name at all brokers, as a volunteer to lead, or unregister it
+        if it is connected to 0 ``brokers``.
         """
         before, member.brokers = member.brokers, brokers
         if name != member.name or (before != brokers and self._first_volunteer() != self.leader):
@@ -421,9 +413,7 @@ class Membership:
         return {q.number: self.members[id] for id, mine in assignment.items() for q in mine}
 
     def _planned(self, plan: dict[int, GroupConsumer | None]) -> dict[int, GroupConsumer]:
-        """Return the assignment by the plan; a queue whose member has left stays with its holder,
-        or waits.
-        """
+        """Return the assignment by the plan; a queue whose member has left stays, or waits."""
         orphans: list[int] = []
         for queue in range(self.allocated.count):
             if queue in plan:
@@ -459,8 +449,8 @@ class Membership:
             self._concern(member)
 
     def _grant(self, queues: Iterable[int]) -> None:
-        """Grant those of the queues that are free to the members assigned to them; notify all
-        members that changes since the last call concern.
+        """Grant free queues to the members assigned to them, and notify all members concerned by
+        changes since the last call.
         """
         for queue in queues:
             member = self.targets.get(queue)

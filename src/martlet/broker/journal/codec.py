@@ -61,15 +61,12 @@ class _Layout(NamedTuple):
 
 
 class _Wrong(Exception):
-    """A value has not its field's type.
-
-    Attributes:
-        path: the names of the fields that lead to it, the innermost first.
-    """
+    """A value has not its field's type."""
 
     def __init__(self, text: str, *path: str) -> None:
         super().__init__(text)
         self.path = list(path)
+        """The names of the fields that lead to it, the innermost first."""
 
 
 def _not(expected: str, value: object) -> _Wrong:
@@ -108,13 +105,8 @@ def encode(record: Shaped) -> bytes:
 
 
 def decode(data: bytes, kind: Any, otherwise: type[Shaped] | None = None) -> Any:
-    """Decode a record of a type, a dataclass or a union of dataclasses.
-
-    Args:
-        otherwise: the dataclass for records with an op unknown to the union.
-
-    Raises:
-        BadRecord: the bytes are no such record; the text names the op and the field.
+    """Decode a record of a type, a dataclass or a union of dataclasses; `otherwise` is that for
+    records with an op unknown to the union. Raises BadRecord, which names the op and the field.
     """
     text, _, packed = data.partition(SEPARATOR)
     try:

@@ -28,10 +28,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from martlet.broker.queue.crash_charges import Charge, CrashCharges
+
+if TYPE_CHECKING:
+    from martlet.broker.queue.cursor import Cursor
 
 _CURSOR = struct.Struct("<IIQQIIII")
 _ERRORS = struct.Struct("<QII")
@@ -47,78 +51,9 @@ _MAX_U32 = (1 << 32) - 1
 _SUSPECT = 1 << 31
 
 
-class ChargeRow(NamedTuple):
-    """A charge in an entry; the fields are those of `crash_charges.Charge`."""
-
-    failures: int
-    due_ns: int
-    is_over: bool
-
-
-class _Charge(Protocol):
-    @property
-    def failures(self) -> int: ...
-    @property
-    def due_ns(self) -> int: ...
-    @property
-    def is_over(self) -> bool: ...
-
-
-class _PendingMessage(Protocol):
-    @property
-    def owner(self) -> object | None: ...
-    @property
-    def due_ns(self) -> int: ...
-    @property
-    def deliver_at_ns(self) -> int: ...
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def is_suspect(self) -> bool: ...
-
-
-class _PendingMessages(Protocol):
-    @property
-    def by_offset(self) -> Mapping[int, _PendingMessage]: ...
-    @property
-    def changed(self) -> Collection[int]: ...
-    @property
-    def removed(self) -> Collection[int]: ...
-    @property
-    def errors(self) -> Mapping[int, tuple[str, str]]: ...
-    @property
-    def stored_ahead_ns(self) -> int: ...
-
-
-class _Window(Protocol):
-    def held_ranges(self) -> npt.NDArray[np.uint64]: ...
-
-
-class _Charges(Protocol):
-    @property
-    def by_offset(self) -> Mapping[int, _Charge]: ...
-
-
-class _Cursor(Protocol):
-    # The encoded fields of a `martlet.broker.queue.cursor.Cursor`.
-    @property
-    def next(self) -> int: ...
-    @property
-    def journal_number(self) -> int: ...
-    @property
-    def window(self) -> _Window: ...
-    @property
-    def pending(self) -> _PendingMessages: ...
-    @property
-    def charges(self) -> _Charges | None: ...
-
-
-def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bool) -> bytes:
-    """Encode a cursor: all of it, or its changes since the last entry.
-
-    Deferred messages below offset `scheduled_end` are pending or finished.
+def encode_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool) -> bytes:
+    """Encode a cursor: all of it, or its changes since the last entry. Deferred messages below
+    offset `scheduled_end` are pending or finished.
     """
     pending = cursor.pending
     offsets = pending.by_offset.keys() if full else pending.changed
@@ -157,7 +92,7 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
     return entry
 
 
-def _encode_charges(charges: _Charges, ahead_ns: int) -> bytes:
+def _encode_charges(charges: CrashCharges, ahead_ns: int) -> bytes:
     rows = [
         (offset, charge.due_ns + ahead_ns, min(charge.failures, _MAX_U32), charge.is_over)
         for offset, charge in charges.by_offset.items()
@@ -165,12 +100,12 @@ def _encode_charges(charges: _Charges, ahead_ns: int) -> bytes:
     return _COUNT.pack(len(rows)) + np.array(rows, _CHARGES).tobytes()
 
 
-def _decode_charges(entry: bytes, at: int) -> tuple[dict[int, ChargeRow], int]:
+def _decode_charges(entry: bytes, at: int) -> tuple[dict[int, Charge], int]:
     """Return the charges of an entry, and their end."""
     (count,) = _COUNT.unpack_from(entry, at)
     at += _COUNT.size
     rows = np.frombuffer(entry, _CHARGES, count, at).tolist()
-    charges = {offset: ChargeRow(failures, due, bool(over)) for offset, due, failures, over in rows}
+    charges = {offset: Charge(failures, due, bool(over)) for offset, due, failures, over in rows}
     return charges, at + _CHARGES.itemsize * count
 
 
@@ -220,15 +155,13 @@ class CursorState:
     """The pending ones whose last failure was a lost connection."""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By offset, the texts of the first and the last failure."""
-    charges: dict[int, ChargeRow] = field(default_factory=dict)
+    charges: dict[int, Charge] = field(default_factory=dict)
     number: int = 0
     limit: int = 0
     """The end of the topic as the channel saw it at that time."""
 
     def apply(self, entry: bytes) -> bool:
-        """Apply a cursor entry. Returns False, and changes nothing, where an earlier one is
-        missing.
-        """
+        """Apply a cursor entry; False, and nothing is changed, where an earlier one is missing."""
         _, flags, next, scheduled_end, ranges, changed, removed, number = _CURSOR.unpack_from(entry)
         if not flags & _FULL and number != (self.number + 1) & _NUMBER_MASK:
             return False
@@ -259,9 +192,8 @@ class CursorState:
         return True
 
     def go_back(self, offset: int) -> None:
-        """Set it back to an offset, and forget everything from there on.
-
-        If the state is older than the entry that says so, more messages are redelivered.
+        """Set it back to an offset, and forget everything from there on. If the state is older than
+        the entry that says so, more messages are redelivered.
         """
         self.next = min(self.next, offset)
         self.scheduled_end = min(self.scheduled_end, offset)

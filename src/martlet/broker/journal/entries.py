@@ -61,40 +61,36 @@ Stretches = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRecord:
-    """The fields that make a topic a bucket of delayed messages of another topic.
-
-    Attributes:
-        topic: the number of that topic's queue.
-        start_ns, end_ns: its messages are due at or after `start_ns` and before `end_ns`.
+    """The fields that make a topic a bucket of another topic's delayed messages: those that are due
+    at or after `start_ns` and before `end_ns`.
     """
 
     topic: int
+    """The number of that topic's queue."""
     start_ns: int
     end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelRecord:
-    """A channel at one queue of its topic.
-
-    Attributes:
-        id: its number, the same at all queues of the topic.
-        paused: whether delivery is paused.
-        start: the channel needs nothing below this offset; used if no cursor entry is known. None
-            in entries of early versions: then all stored messages are delivered.
-        voids: offsets that the channel skips.
-        limit: the channel saw its topic up to this offset, even if the entry that unpaused the
-            topic was lost. None in entries of early versions, which is 0.
-        policy: the values that differ from the default of `martlet.broker.policy.ChannelPolicy`.
-    """
+    """A channel at one queue of its topic."""
 
     id: int
+    """Its number, the same at all queues of the topic."""
     name: str
     paused: bool
     start: int | None = None
+    """The channel needs nothing below this offset; used if no cursor entry is known. None in
+    entries of early versions: then all stored messages are delivered.
+    """
     voids: Stretches = ()
+    """Offsets that the channel skips."""
     limit: int | None = None
+    """The channel saw its topic up to this offset, even if the entry that unpaused the topic was
+    lost. None in entries of early versions, which is 0.
+    """
     policy: Mapping[str, Any] | None = None
+    """The values that differ from the default of `martlet.broker.policy.ChannelPolicy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +220,7 @@ class ChannelDeletedEntry:
 
 @dataclass(frozen=True, slots=True)
 class TogetherEntry:
-    """Several entries at once: changes of all queues of a topic, so that a restart finds all or
-    none.
-    """
+    """Changes of all queues of a topic, so that a restart finds all or none."""
 
     op: ClassVar = "together"
     ops: tuple[TopologyEntry, ...]
@@ -301,29 +295,25 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfBatchEntry:
-    """The first message of a batch of half messages: describes the others.
-
-    Attributes:
-        number: of the batch in the branch, from 0.
-        topic: the name of their target topic.
-        queue: the target queue; -1 for any.
-        group, begun_at_ns, check_after_ns, series, disposable: as of `TransactionRecord`, in case
-            its `BegunEntry` is lost.
-        times: the delivery times and the message count of each, in order; empty for immediate
-            delivery.
+    """The first message of a batch of half messages: describes the others, and repeats fields of
+    the `TransactionRecord`, in case its `BegunEntry` is lost.
     """
 
     transaction: str
     branch: str
     number: int
+    """The number of the batch in the branch, from 0."""
     topic: str
+    """The name of their target topic."""
     queue: int
+    """The target queue; -1 for any."""
     group: str
     begun_at_ns: int
     check_after_ns: int
     series: Series | None = None
     disposable: bool = False
     times: tuple[tuple[int, int], ...] = ()
+    """The delivery times and the message count of each, in order; empty for immediate delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,9 +333,7 @@ class AllTransactionsEntry:
 
 @dataclass(frozen=True, slots=True)
 class BegunEntry:
-    """A transaction has begun, without messages: each batch of half messages names its
-    transaction.
-    """
+    """A transaction has begun, without messages: each batch names its transaction."""
 
     op: ClassVar = "begun"
     transaction: TransactionRecord
@@ -431,10 +419,8 @@ def decode(
 @overload
 def decode(kind: Literal[RecordKind.BATCH], entry: bytes) -> HalfBatchEntry: ...
 def decode(kind: RecordKind, entry: bytes) -> Any:
-    """Decode the entry in a record of a kind.
-
-    Raises:
-        BadRecord: the bytes are no entry; the text names the op, the field and the wrong value.
+    """Decode the entry in a record of a kind. Raises BadRecord, which names the op, the field and
+    the wrong value.
     """
     if kind is RecordKind.TOPOLOGY:
         return codec.decode(entry, TopologyEntry)

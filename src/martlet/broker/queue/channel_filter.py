@@ -23,11 +23,8 @@ _NONE: Int64s = np.zeros(0, np.int64)
 
 
 class ChannelFilter:
-    """Accepts messages with one of some tags, and for which a condition is true.
-
-    Args:
-        tags: the tags; empty for any and none.
-        text: the condition; empty for all messages. Raises BadFilter.
+    """Accepts messages with one of some tags, and for which a condition is true; where there are
+    no tags, or no text of a condition, all pass. Raises BadFilter.
     """
 
     def __init__(self, tags: tuple[str, ...], text: str) -> None:
@@ -45,10 +42,8 @@ class ChannelFilter:
         return self._condition.of(values_of(entry)) is True
 
     def accepted(self, data: Bytes | None, begin: int, end: int) -> Int64s:
-        """Return which messages of a batch from number `begin` up to `end` it accepts, rising.
-
-        Args:
-            data: the block of the batch's properties; None where it has none.
+        """Return which messages of a batch from number `begin` up to `end` it accepts, rising, by
+        the block of the batch's properties, if it has any.
         """
         if data is None:
             return np.arange(begin, end) if self._accepts_bare else _NONE

@@ -86,21 +86,14 @@ class Source(Protocol):
         """Count the messages that the channel sees from an offset on."""
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """Return the ranges that the channel sees of the offsets from `first` up to `end` or the
-        limit.
-        """
+        """Return the ranges that the channel sees from `first` up to `end`, or the limit."""
 
     def deferred_from(self, offset: int) -> int:
         """Count the deferred messages that it sees from an offset on."""
 
 
 class ChannelState:
-    """A channel at one queue: its cursor, consumers, policy and counts.
-
-    Args:
-        context: the broker's clock, schedule and journal.
-        id: its number in the log.
-    """
+    """A channel at one queue: its cursor, consumers, policy and counts."""
 
     alarm: Alarm
     """Rings when a message is due, or times out."""
@@ -118,6 +111,7 @@ class ChannelState:
     ) -> None:
         self.context = context
         self.id = id
+        """Its number in the log, the same at all queues."""
         self.topic = topic
         self.name = name
         self.ephemeral = is_ephemeral(name)
@@ -178,15 +172,13 @@ class ChannelState:
 
     @property
     def own_mark(self) -> int:
-        """The mark, in place of a time, of batches for this group alone; 0 for a channel, whose own
-        are pending messages.
-        """
+        """The delivery time that marks batches for this group alone; 0 for a channel."""
         return 0 if self.policy.kind == "shared" else -self.id
 
     @property
     def filtered_count(self) -> int:
-        """The number of messages finished without delivery, since the start, as its filter rejects
-        them; of a group 0, which commits them.
+        """The number of messages that its filter has rejected since the start; 0 for a group, which
+        commits them.
         """
         return self.cursor.filtered_count
 
@@ -200,10 +192,7 @@ class MovingMessages:
     """The messages of a channel at one queue that are moving to another topic.
 
     They are pending messages in flight to an internal consumer of number 0, so that no other
-    consumer gets them. A restart finds them due.
-
-    Args:
-        pump: delivers other messages once one of these has left.
+    consumer gets them. A restart finds them due. `pump` delivers others once one has left.
     """
 
     __slots__ = ("_pump", "_state", "consumer")
@@ -250,11 +239,8 @@ class MovingMessages:
 
 
 def oldest_age_ns(channel: ChannelState) -> int:
-    """Return how long the oldest waiting message has been waiting since it was stored or, if it was
-    deferred, since it was due, in nanoseconds; 0 where none waits.
-
-    It is read from the index rows at the channel's read position and the lowest message that waits
-    to be redelivered, so it costs nothing for each message.
+    """Return for how many nanoseconds the oldest waiting message has waited since it was stored or,
+    if it was deferred, since it was due; 0 where none waits. It is read from two rows of the index.
     """
     now_ns = channel.context.wall()
     rows = (_lowest_pending(channel), _first_fresh(channel))
@@ -263,9 +249,7 @@ def oldest_age_ns(channel: ChannelState) -> int:
 
 
 def _lowest_pending(channel: ChannelState) -> IndexEntry | None:
-    """Return the row of the lowest message that waits to be redelivered, or was deferred and is
-    due; None where none is.
-    """
+    """Return the row of the lowest ready message: to be redelivered, or deferred and due now."""
     offset = channel.cursor.pending.lowest_ready()
     index = channel.cursor.queue.index
     number = index.end_row if offset is None else index.find(offset)
@@ -273,9 +257,7 @@ def _lowest_pending(channel: ChannelState) -> IndexEntry | None:
 
 
 def _first_fresh(channel: ChannelState) -> IndexEntry | None:
-    """Return the first row at or behind the cursor whose messages the channel gets and that are not
-    deferred; None where none is.
-    """
+    """Return the first row from the cursor on whose messages the channel gets without delay."""
     index, own_mark = channel.cursor.queue.index, channel.own_mark
     for first, end in channel.source.stretches(channel.cursor.next):
         number = index.find(first)

@@ -23,15 +23,12 @@ class MessageReceiver(Protocol):
 
     def failures_counted(self, max_attempts: int) -> None:
         """Handle a change of the maximum number of failures: -1 for any, 0 where they are not
-        counted.
-
-        Only a client that announces started messages is notified.
+        counted. Only a client that announces started messages is notified.
         """
 
     def recalled(self, queue: int) -> None:
-        """Drop all messages of a queue that were sent before: they are redelivered.
-
-        Only a client that handles the messages of each queue in order is notified.
+        """Drop all messages of a queue that were sent before: they are redelivered. Only a client
+        that handles messages in order is notified.
         """
 
 
@@ -55,10 +52,8 @@ INTERNAL_CLIENT = _InternalClient()
 
 
 class Lease(NamedTuple):
-    """A range of offsets in flight until a deadline.
-
-    Offsets that the window does not show as held are finished. All were delivered with one rank
-    (see `martlet.broker.queue.started`).
+    """A range of offsets in flight until a deadline, all delivered with one rank (see
+    `martlet.broker.queue.started`). Those that the window does not show as held are finished.
     """
 
     first: int

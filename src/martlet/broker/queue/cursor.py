@@ -60,37 +60,30 @@ at once.
 
 
 class _OpenBatch(NamedTuple):
-    """A batch that was read: the number of its row, the row, the end of its frames in its record,
-    the record, and its properties, if it has any and they are wanted.
-    """
+    """A batch that was read."""
 
     row: int
+    """The number of its row in the index."""
     entry: IndexEntry
     payload_end: int
+    """The end of its frames in its record."""
     record: memoryview
     block: Block | None
+    """Its properties, if it has any and they are requested."""
 
 
 class _Tested(NamedTuple):
-    """What a filter says of some messages: a consumer may take them one at a time.
-
-    Attributes:
-        first, stop: the offsets that it has tested.
-        offsets: those that it accepts.
-    """
+    """The messages that a filter has tested: a consumer may take them one at a time."""
 
     channel_filter: ChannelFilter
     first: int
     stop: int
     offsets: Offsets
+    """The offsets from `first` up to `stop` that it accepts."""
 
 
 class Cursor:
-    """The state of one channel on one queue.
-
-    Args:
-        start: the first offset that concerns the channel.
-    """
+    """The state of one channel on one queue, from an offset on."""
 
     def __init__(self, log: CommitLog, queue: QueueLog, start: int) -> None:
         self._log = log
@@ -128,10 +121,8 @@ class Cursor:
         return min(floor, min(self.pending.by_offset, default=floor))
 
     def schedule(self, first: int, end: int, now_ns: int, channel: int) -> int | None:
-        """Make the deferred messages from offset `first` up to `end` pending, and those for that
-        channel alone; skip those for another one.
-
-        Returns the earliest time among them, as a running time like `now_ns`.
+        """Make pending the deferred messages from offset `first` up to `end`, and those for that
+        channel alone. Returns the earliest of their times, as a running time like `now_ns`.
         """
         earliest: int | None = None
         index = self.queue.index
@@ -163,10 +154,8 @@ class Cursor:
     def take(
         self, holder: int, max_count: int, limit: int, *, with_properties: bool = False
     ) -> tuple[list[memoryview | bytes], int]:
-        """Grant up to `max_count` messages below offset `limit` to a holder.
-
-        Returns the frames, as slices of the log, and their number. If `with_properties`, properties
-        precede them in a frame of their own.
+        """Grant up to `max_count` messages below offset `limit` to a holder. Returns the frames, as
+        slices of the log, and their number; properties, if requested, precede in their own frame.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
@@ -200,9 +189,8 @@ class Cursor:
         *,
         with_properties: bool,
     ) -> tuple[list[memoryview | bytes], int]:
-        """Grant messages that a filter accepts, and skip the others.
-
-        May return none although there are some, as it tests a limited number: see `may_test_more`.
+        """Grant messages that a filter accepts, and skip the others. It tests a limited number (see
+        `may_test_more`), so it may return none although there are some.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
@@ -236,8 +224,8 @@ class Cursor:
         return parts, taken
 
     def pass_over(self, limit: int, channel_filter: ChannelFilter) -> None:
-        """Skip messages below offset `limit` that a filter rejects, up to one that it accepts; it
-        tests a limited number: see `may_test_more`.
+        """Skip messages below offset `limit` that a filter rejects, up to one that it accepts or to
+        the limited number that it tests.
         """
         self._tested_count = 0
         while self.window.next < limit and self.may_test_more:
@@ -267,8 +255,8 @@ class Cursor:
         return self._tested_count < MAX_TESTED
 
     def matching(self, entry: IndexEntry, channel_filter: ChannelFilter) -> tuple[Offsets, int]:
-        """Return offsets that a filter accepts, of messages of the current batch from `next` on,
-        and the offset up to which it has tested them.
+        """Return offsets of the current batch from `next` on that a filter accepts, and the offset
+        up to which it has tested.
         """
         offset, base = self.next, entry.first_offset
         tested = self._tested
@@ -285,10 +273,8 @@ class Cursor:
         return tested.offsets[np.searchsorted(tested.offsets, offset) :], tested.stop
 
     def skip_some(self, max_count: int, limit: int) -> list[bytes]:
-        """Skip up to `max_count` messages of one batch, below offset `limit`; the caller keeps
-        track of them.
-
-        Returns the packed properties of each. None may be skipped although `next` has moved.
+        """Skip up to `max_count` messages of one batch, below offset `limit`; the caller tracks
+        them. Returns their packed properties; none may be skipped although `next` has moved.
         """
         first = self.window.next
         entry = self._entry
@@ -322,9 +308,7 @@ class Cursor:
                 parts.append(frame(properties))
 
     def _release_finished(self) -> None:
-        """Release the record of a finished batch: otherwise an idle channel would keep the disk
-        space of a retired segment.
-        """
+        """Release the record of a finished batch, which would keep a retired segment's space."""
         entry = self._entry
         if entry is not None and self.window.next >= entry.end_offset:
             self._release_record()
@@ -333,10 +317,8 @@ class Cursor:
         self._record, self._ends, self._tested = _NOTHING, None, None
 
     def _move(self, offset: int, limit: int) -> bool:
-        """Make the batch that holds `next` the current one.
-
-        Returns False where `next` was moved instead, over messages that are not delivered from
-        here: deferred and deleted ones.
+        """Make the batch that holds `next` the current one. Returns False where `next` was moved
+        instead, over messages that are not delivered from here: deferred and deleted ones.
         """
         row, entry = self._find(offset, self._row + 1 if self._entry is not None else -1)
         self._entry = None
@@ -357,8 +339,8 @@ class Cursor:
         return True
 
     def _find(self, offset: int, guess: int) -> tuple[int, IndexEntry | None]:
-        """Return the number of the row that holds an offset, else of the first row behind it, and
-        the row, if any; `guess` is a likely number.
+        """Return the number of the row that holds an offset, else of the first behind it, and the
+        row, if any; `guess` is a likely number.
         """
         index = self.queue.index
         if index.first_row <= guess < index.end_row:
@@ -369,9 +351,8 @@ class Cursor:
         return row, index.row(row) if row < index.end_row else None
 
     def read(self, entry: IndexEntry) -> tuple[int, memoryview]:
-        """Return the end of a batch's frames in its record, and the record.
-
-        A record of another run of the broker is verified in full. Raises BadRecord.
+        """Return the end of a batch's frames in its record, and the record, which is verified in
+        full if another run of the broker wrote it. Raises BadRecord.
         """
         position = entry.position
         record = self._log.view(position, entry.length)
@@ -400,8 +381,8 @@ class Cursor:
     def messages(
         self, offsets: Iterable[int], *, with_properties: bool
     ) -> Iterator[tuple[int, memoryview | None, bytes]]:
-        """Yield some offsets, rising, each with its message's frame in place, and its packed
-        properties if wanted; without a frame, and reported as lost, if it was deleted.
+        """Yield rising offsets with the frame of each message, in place, and its packed properties,
+        if requested. A deleted one has no frame, and is reported as lost.
         """
         batch: _OpenBatch | None = None
         row = self._row
@@ -418,8 +399,8 @@ class Cursor:
             yield offset, frame, properties
 
     def _open(self, offset: int, guess: int, *, with_properties: bool) -> _OpenBatch | None:
-        """Read the batch of an offset, whose row is likely number `guess`; None, and reported as
-        lost, if it was deleted.
+        """Read the batch of an offset, whose row is likely number `guess`. Reports a deleted one as
+        lost, and returns None.
         """
         row, entry = self._find(offset, guess)
         if entry is None or entry.first_offset > offset:
@@ -461,8 +442,8 @@ class Cursor:
         return record[HEADER_BYTES + start : HEADER_BYTES + ends[number]]
 
     def go_back(self, offset: int) -> None:
-        """Move `next` back to an offset, as though nothing from there on had been delivered; none
-        of it may be in flight. The caller schedules deferred messages again.
+        """Move `next` back to an offset from which on nothing is in flight: it is as though nothing
+        had been delivered. The caller schedules deferred messages again.
         """
         assert offset <= self.next
         for dropped in [o for o in self.pending.by_offset if o >= offset]:
@@ -472,9 +453,7 @@ class Cursor:
         self._release_record()
 
     def skip_to(self, offset: int, deferred_ahead: int) -> None:
-        """Move `next` forward to an offset, with `deferred_ahead` deferred messages from there
-        on.
-        """
+        """Move `next` forward to an offset, from which on there are that many deferred messages."""
         assert offset >= self.next and deferred_ahead >= 0
         self._skip(offset)
         self.deferred_ahead = deferred_ahead
@@ -490,8 +469,6 @@ def with_attempts(frame: memoryview, attempts: int) -> bytearray:
 
 
 def frame_ends(entry: IndexEntry, payload_end: int, record: memoryview) -> memoryview:
-    """Return the end of each frame of a batch, from the first one's start: an array of u32, in
-    place.
-    """
+    """Return the end of each frame of a batch, from the first one's start: u32, in place."""
     ends_at = align8(payload_end)
     return record[ends_at : ends_at + 4 * entry.count].cast("I")

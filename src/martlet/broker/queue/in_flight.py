@@ -105,9 +105,8 @@ class InFlightWindow:
         return True
 
     def release_run(self, holder: int, offsets: Offsets) -> bool:
-        """Release strictly rising offsets that are all held by a holder.
-
-        Returns False, and does nothing, where one of them is not.
+        """Release strictly rising offsets that a holder holds; False, and nothing done, where it
+        does not hold all of them.
         """
         if int(offsets[0]) < self.floor or int(offsets[-1]) >= self.next:
             return False
@@ -149,10 +148,7 @@ class InFlightWindow:
         return offsets
 
     def release_all(self, first: int, end: int) -> dict[int, int]:
-        """Release the offsets from `first` up to `end`, of any holder.
-
-        Returns the number of each holder.
-        """
+        """Release the offsets from `first` up to `end`. Returns how many each holder had."""
         first = max(first, self.floor)
         end = min(end, self.next)
         if first >= end:
@@ -187,9 +183,7 @@ class InFlightWindow:
         return end
 
     def crowd(self) -> int:
-        """Return how many of the oldest offsets should be moved out, because few of very many are
-        held.
-        """
+        """Return how many of the oldest offsets to move out, as few of very many are held."""
         span = self.next - self.floor
         if span <= COMFORTABLE_SPAN:
             return 0

@@ -138,9 +138,7 @@ class PeekedFrames:
         self._record = memoryview(b"")
 
     def read(self, offset: int) -> tuple[IndexEntry, memoryview] | None:
-        """Return the batch and the frame of the message at an offset; None where it cannot be
-        read.
-        """
+        """Return the batch and the frame of a message; None where it cannot be read."""
         entry = self._entry
         if entry is None or not entry.first_offset <= offset < entry.end_offset:
             index = self._cursor.queue.index

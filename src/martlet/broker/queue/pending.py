@@ -26,31 +26,27 @@ MAX_ERROR_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class PendingMessage(Generic[OwnerT]):
-    """A pending message.
-
-    Attributes:
-        attempts: the number of deliveries, without those returned before they were handled.
-        due_ns: when it may be delivered again, or times out where it is in flight; a running time.
-        deliver_at_ns: the date of a deferred message; 0 for any other.
-        delivered_at_ns: when it was last delivered.
-        rank: of its last delivery (see `martlet.broker.queue.started`).
-        first_rank: of the first of several deliveries to the same owner without an answer; an
-            answer may be to that one.
-        last_progress: the progress of the owner for which it timed out, and which may still answer;
-            a reference to the owner would keep its connection in memory.
-        is_suspect: whether its last failure was a lost connection: it may have crashed the client.
-    """
+    """A pending message."""
 
     attempts: int
+    """The number of deliveries, without those returned before they were handled."""
     due_ns: int
+    """When it may be delivered again or, in flight, times out; a running time."""
     delivered_at_ns: int = 0
     owner: OwnerT | None = None
     failures: int = 0
     rank: int = 0
+    """The rank of its last delivery (see `martlet.broker.queue.started`)."""
     first_rank: int = 0
+    """That of its first unanswered delivery to the same owner: an answer may be to that one."""
     last_progress: StartedMessages | None = None
+    """The progress of the owner for which it timed out, and which may still answer; a reference to
+    the owner would keep its connection in memory.
+    """
     is_suspect: bool = False
+    """Whether its last failure was a lost connection: it may have crashed the client."""
     deliver_at_ns: int = 0
+    """The date of a deferred message; 0 for any other."""
 
 
 class PendingMessages(Generic[OwnerT]):
@@ -79,9 +75,7 @@ class PendingMessages(Generic[OwnerT]):
         """The date, and the time of records, minus the running time."""
         self._errors_length = 0
         self._rising: npt.NDArray[np.int64] | None = None
-        """All offsets, rising, and perhaps some that were removed since; None if others were
-        added.
-        """
+        """All offsets, rising, and some removed since; None once others were added."""
         self._times: list[tuple[int, int]] = []
         self._ready_set: set[int] = set()
 
@@ -321,9 +315,7 @@ class PendingMessages(Generic[OwnerT]):
         return None
 
     def expire(self, now_ns: int) -> list[tuple[int, PendingMessage[OwnerT]]]:
-        """Make due messages ready, and return those in flight that time out; these stay
-        unchanged.
-        """
+        """Make due messages ready. Returns those in flight that time out, unchanged."""
         overdue: dict[int, PendingMessage[OwnerT]] = {}
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)

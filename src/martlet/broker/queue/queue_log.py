@@ -24,9 +24,7 @@ _entry = partial(tuple.__new__, IndexEntry)
 """Makes an index entry of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
 OFFSET_BITS = 54
-"""The bits of the offset in an id minus queue 0's `id_base`; the bits above are the queue's
-number.
-"""
+"""The bits of the offset in an id minus queue 0's `id_base`; the queue's number is above them."""
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 MAX_QUEUES = 1 << (64 - OFFSET_BITS)
 """The maximum number of queues of a topic."""
@@ -48,29 +46,19 @@ class KeptHistory(Protocol):
 
 
 class Receipt:
-    """The outcome of staged messages.
-
-    Attributes:
-        position: the log's position behind their batch once it is stored; 0 until then.
-        error: the error, if they were refused.
-    """
+    """The outcome of staged messages."""
 
     __slots__ = ("error", "position")
 
     def __init__(self) -> None:
         self.position = 0
+        """The log's position behind their batch once it is stored; 0 until then."""
         self.error: WritesRefused | None = None
+        """The error, if they were refused."""
 
 
 class QueueLog(StoredQueue):
-    """A queue of a topic.
-
-    Args:
-        topic, number: the topic's number in the log, and the queue's.
-        id_base: a message's id is its offset added to it: a random number of 64 bits, to which
-            number times 2^54 was added.
-        priority: of all its messages.
-    """
+    """A queue of a topic; all its messages have one priority."""
 
     def __init__(
         self,
@@ -86,8 +74,10 @@ class QueueLog(StoredQueue):
         super().__init__(log, index, end_offset)
         self._log: CommitLog = log
         self.topic = topic
+        """The number of the topic at this queue, in the log."""
         self.number = number
         self.id_base = id_base
+        """The id of offset 0: a random number of 64 bits, plus `number` times 2^54."""
         self.priority = priority
         self.counter = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""
@@ -117,15 +107,12 @@ class QueueLog(StoredQueue):
         return b"%016x" % ((self.id_base + offset) & ID_MASK)
 
     def offset_of(self, message_id: bytes) -> int:
-        """Return the offset of an id, which may not exist.
-
-        Raises ValueError where it is not an id.
-        """
+        """Return the offset of an id, which may not exist. Raises ValueError where it is none."""
         return (int.from_bytes(unhexlify(message_id)) - self.id_base) & ID_MASK
 
     def append(self, body: bytes | memoryview, now_ns: int) -> memoryview:
-        """Append one message by itself, when nothing is staged. Returns its frame, a slice of the
-        log. Raises WritesRefused.
+        """Append one message by itself, when nothing is staged. Returns its frame, in the log.
+        Raises WritesRefused.
         """
         assert self.batch is None
         offset = self.end_offset
@@ -160,9 +147,7 @@ class QueueLog(StoredQueue):
         return batch
 
     def commit(self, scratch: list[LogBatch], deliver_at_ns: int = 0) -> Receipt:
-        """Append the staged messages. If refused, the receipt has the error and nothing is
-        stored.
-        """
+        """Append the staged messages; if that is refused, the receipt has the error."""
         batch, receipt = self.batch, self.receipt
         assert batch is not None
         self.batch = None

@@ -18,28 +18,23 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class StoredQueue:
-    """The batches of a queue that are stored in a log.
-
-    Args:
-        end_offset: the offset behind the last one.
-    """
+    """The batches of a queue that are stored in a log, up to `end_offset`."""
 
     def __init__(self, log: SegmentedLog, index: Index, end_offset: int) -> None:
         self._log = log
         self.index = index
         self.end_offset = end_offset
         self.visible_end = end_offset
-        """The offset behind the last confirmed message. Clients see no message from here on: a
-        failover may cut it off and give its offset to another one.
+        """The offset behind the last confirmed message. Clients see none from here on, since a
+        failover may give its offset to another one.
         """
         self._start_row = index.first_row
         self._start_version = (-1, -1)
 
     @property
     def start_offset(self) -> int:
-        """The offset from which on everything is stored; the end where nothing is.
-
-        Lower offsets are stored only for a channel's pending messages.
+        """The offset from which on everything is stored; the end where nothing is. Lower offsets
+        are stored only for a channel's pending messages.
         """
         row = self.start_row
         return self.end_offset if row >= self.index.end_row else self.index.row(row).first_offset
@@ -54,8 +49,8 @@ class StoredQueue:
         return self._start_row
 
     def _find_start_row(self) -> int:
-        """Return the number of the first row behind all rows whose batches were deleted, and behind
-        all gaps: after a power cut a deleted batch may be known only by the gap.
+        """Return the number of the first row behind all whose batches were deleted, and behind all
+        gaps, which a power cut may leave of deleted batches.
         """
         index = self.index
         locator = SegmentLocator(self._log.segments)

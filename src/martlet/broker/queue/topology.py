@@ -42,8 +42,7 @@ def nearness(broker: tuple[str, str], client: tuple[str, str]) -> TopologyPrefer
 class NearestFirst:
     """A ready line with the nearest consumers first, which take turns among themselves.
 
-    Delivery uses it in place of a deque; its elements and length are those of the nearest consumers
-    alone.
+    It replaces a deque; its elements and length are those of the nearest consumers alone.
     """
 
     def __init__(self) -> None:

@@ -84,9 +84,8 @@ class RecoveredTopic:
         self._was_at(record.backlog_offset, record.paused_at or 0, *ends)
 
     def apply_channel(self, channel: ChannelRecord) -> None:
-        """Add or replace a channel. Its start applies if its cursor is not known.
-
-        An older channel of its name is dropped: the entry of its deletion is lost.
+        """Add or replace a channel, whose start applies if its cursor is not known. An older one of
+        its name is dropped: the entry of its deletion is lost.
         """
         for id in [i for i, c in self.channels.items() if c.name == channel.name]:
             if id != channel.id:
@@ -131,45 +130,42 @@ class RecoveredTopic:
 
 
 class RecoveredState:
-    """The state after the entries and batches applied so far.
-
-    Attributes:
-        durable_position: the log is known to have been durable up to here; None for a log that
-            another replica writes, of which every record before the last one is there.
-        producers: the known sends of producers.
-        topics: all topics at all their queues, by number.
-        last_id: the highest number of a topic or channel.
-        epoch: of the run of the broker that wrote the checkpoint.
-        newest_ns: when the newest of the checkpoint and the records behind it was written.
-        indexes: by topic number: those that the checkpoint covers, or that were rebuilt from the
-            log.
-        transactions: the open ones, and the outcomes of others.
-        half_id: the number of the topic of half messages; 0 for none.
-        marks: by bucket: its messages that are done.
-        forwarded: by topic number: the former ids of messages forwarded from its buckets, in a log
-            of which the buckets' ends may be lost; otherwise they are in `marks`.
-        retired: the bases of segments that no replica needs.
-        orphans: by topic number: batches of unknown topics, whose entries (such as the head of
-            their segment) are damaged. A later head may have the topic, but not its batches.
-    """
+    """The state after the entries and batches applied so far. Topics go by number."""
 
     def __init__(self, storage: Storage, segment_bytes: int) -> None:
         self.storage = storage
         self.durable_position: int | None = 0
+        """The log is known to have been durable up to here; None for a log that another replica
+        writes, of which every record before the last one is there.
+        """
         self.producers = ProducerState.beside(segment_bytes)
         self.topics: dict[int, RecoveredTopic] = {}
+        """All topics at all their queues."""
         self._ids: dict[tuple[str, int], int] = {}
         """By name and queue: the topic of the last entry."""
         self.last_id = 0
+        """The highest number of a topic or channel."""
         self.epoch = 0
+        """The epoch of the checkpoint."""
         self.newest_ns = 0
+        """When the newest of the checkpoint and the records behind it was written."""
         self.indexes: dict[int, Index] = {}
+        """Those that the checkpoint covers, or that were rebuilt from the log."""
         self.transactions = TransactionJournal()
         self.half_id = 0
+        """The topic of half messages; 0 for none."""
         self.marks: dict[int, DoneBitmap] = {}
+        """The messages of each bucket that are done."""
         self.forwarded: dict[int, list[int]] = {}
+        """By topic, the former ids of messages forwarded from its buckets, in a log of which the
+        buckets' ends may be lost; otherwise they are in `marks`.
+        """
         self.retired: set[int] = set()
+        """The bases of segments that no replica needs."""
         self.orphans: dict[int, list[Header]] = {}
+        """By topic, batches whose topic's entry, such as the head of their segment, is damaged. A
+        later head may have the topic, but not its batches.
+        """
 
     def apply(self, kind: int, topic: int, entry: bytes) -> None:
         """Apply an entry of a record with a topic's number. Raises BadRecord."""
@@ -254,7 +250,7 @@ class RecoveredState:
         self.topics[record.id].apply(record)
 
     def _forget_older(self, record: TopicRecord) -> None:
-        """Drop an older topic of that name, whose deletion entry is lost; or one at the same queue
+        """Drop an older topic of that name, whose deletion entry is lost, or one at the same queue
         that was journaled but never created.
         """
         older = self.topics.get(self._ids.get((record.name, record.queue), 0))
@@ -349,9 +345,7 @@ class RecoveredState:
 
 
 def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
-    """Return the messages that channels need as of a checkpoint or a segment's head, by topic
-    number.
-
+    """Return the messages that channels need as of a checkpoint or a segment's head, by topic.
     Raises BadRecord.
     """
     snapshot = decode(RecordKind.TOPOLOGY, loaded.entries[0][2])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.journal.cursor_entry import CursorState
 from martlet.broker.journal.entries import HALF, ChannelRecord, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
-from martlet.broker.queue.crash_charges import Charge, CrashCharges
+from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
@@ -79,7 +79,6 @@ class BrokerRecovery:
         broker, restored = recovery.begin(log, report, clock, random, options)
 
     Args:
-        storage, segments: hold the log.
         segment_bytes: the capacity of new segments.
         copy: the log, where another replica writes it: every record before its end is there.
             Without it the log is the broker's own, and a power cut may have lost any record that
@@ -128,9 +127,9 @@ class BrokerRecovery:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the state can go on with the copied log. Segments that the primary had retired
-        before they were copied are missing in it: batches moved out of them come behind later ones,
-        so the state must be built anew from the whole log.
+        """Whether the state can go on with the copied log. Where segments are missing in it that
+        the primary had retired before they were copied, batches moved out of them come behind later
+        ones: the state must be built anew from the whole log.
         """
         return self._copy is None or self._copy.gap_count == self._gap_count
 
@@ -147,11 +146,8 @@ class BrokerRecovery:
     # the state as a `martlet.broker.queue.stored_queue.LogView`
 
     def is_confirmed(self, position: int) -> bool:
-        """Whether the state has nothing that is not confirmed, as it may when it begins: a
-        checkpoint, or indexes that were built from the log, may be ahead.
-
-        Args:
-            position: every record before it is confirmed.
+        """Whether everything in the state lies before a confirmed position: a checkpoint, or
+        indexes that were built from the log, may be ahead when it begins.
         """
         return self._indexed_to <= self.position <= position
 
@@ -199,7 +195,7 @@ class BrokerRecovery:
                 self.checkpoint = at_head(header, record, state.topics.values(), state.marks)
 
     def _shorten_indexes(self) -> None:
-        """Rewrite index files that mostly cover retired segments. The old files stay until a
+        """Rewrite index files that mostly cover retired segments; the old files stay until a
         checkpoint with the new ones is saved. Raises OSError.
         """
         log = self.log
@@ -214,8 +210,8 @@ class BrokerRecovery:
         self._shortened_at = log.retired_count
 
     def saved(self, checkpoint: StandbyCheckpoint) -> None:
-        """Record that a checkpoint was saved, and remove what it does not need: the segments before
-        it of which the log says that no replica needs them, and older index files.
+        """Record that a checkpoint was saved, and remove older index files, and the segments before
+        it that, by the log, no replica needs.
         """
         copy = self._copy
         assert copy is not None
@@ -231,8 +227,8 @@ class BrokerRecovery:
                 copy.storage.remove(f"index/{name}")
 
     def take_checkpoint(self, durable_position: int) -> StandbyCheckpoint | None:
-        """Return the newest checkpoint of a copied log, once; None while there is none that a
-        durable log reaches.
+        """Return the newest checkpoint of a copied log, once; None while the durable log does not
+        reach one.
         """
         waiting = self.checkpoint
         if waiting is None or waiting.durable_from > durable_position:
@@ -351,14 +347,9 @@ def promote(
     segment_bytes: int,
     **options: Any,
 ) -> tuple[BrokerCore, RestoredBroker]:
-    """Make a broker of a copied log and begin an epoch, which is higher than all epochs in it.
-
-    Args:
-        copy: the log. It must not be used any more.
-        recovery: that of the copy; what it has not taken in yet is taken in.
-        epoch: the number of the new epoch.
-        segment_bytes: the capacity of new segments.
-        options: those of `BrokerSettings`.
+    """Make a broker of a copied log, which must not be used any more, and begin an epoch, higher
+    than all in it. `recovery`, that of the copy, takes in what it has not yet; `options` are those
+    of `BrokerSettings`.
     """
     assert epoch > copy.epochs.last
     copy.restart()
@@ -393,10 +384,8 @@ def _from_checkpoint(
     storage: Storage, segments: list[Segment], segment_bytes: int, copy: CopiedLog | None
 ) -> tuple[RecoveredState, int | None, int, list[str]]:
     """Return the state by the checkpoint, the position from which to replay, that up to which
-    indexes were built from a copied log, and notes.
-
-    Without a usable checkpoint, the indexes are rebuilt from the complete log, or from that of
-    another replica as far as it counts, and there is no position.
+    indexes were built from a copied log, and notes. Without a usable checkpoint there is no
+    position, and the indexes are rebuilt from the log, of a copied one as far as it counts.
     """
     copied_to = None if copy is None else copy.end_position
     end_position = _NO_POSITION if copied_to is None else copied_to
@@ -442,10 +431,8 @@ def _from_checkpoint(
 
 
 def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
-    """Whether a log that ends at a position goes on from an earlier one with no segment missing.
-
-    Batches moved out of a missing one come behind later ones, and a state from before it would not
-    have them.
+    """Whether a log that ends at a position goes on from an earlier one with no segment missing: a
+    state from before a missing one lacks the batches that were moved out of it.
     """
     covered = spans(segments)
     return bool(covered) and covered[-1][0] <= position <= end
@@ -454,8 +441,8 @@ def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
 def _all_records(
     segments: list[Segment], copy: CopiedLog | None
 ) -> Iterable[tuple[Header, memoryview]]:
-    """Return the records of a log, checked. Those of a copied one were checked before they counted,
-    and it is known where they end: a standby, which serves meanwhile, reads their headers alone.
+    """Return the records of a log, checked. Those of a copied one were checked before, so that a
+    standby, which serves meanwhile, reads their headers alone.
     """
     if copy is None:
         return scan(segments, 0, RecoveryReport())
@@ -469,10 +456,9 @@ def _rebuild(
     end_position: int,
     ends: Mapping[int, int],
 ) -> None:
-    """Rebuild indexes from the log below a position: of some topics, or of all.
-
-    Copies behind the position are included if a topic's end shows that their batches were stored
-    before it: the segments of the originals may have been retired since.
+    """Rebuild indexes from the log below a position, of some topics or of all. Copies behind it are
+    included if, by the topic's end, their batches were stored before: the segments of the originals
+    may have been retired since.
     """
     rows: dict[int, list[tuple[int, ...]]] = {}
     numbers: dict[int, int] = {}
@@ -610,10 +596,8 @@ def _restore_channels(broker: BrokerCore, topic: Topic, recovered: RecoveredTopi
 
 
 def _restore_cursor(cursor: Cursor, state: CursorState, now: _Now) -> None:
-    """Set a new cursor to a state.
-
-    A requeued message waits for the rest of its delay, by stored times: the date may have been
-    wrong, or be so now. A deferred one waits for its date.
+    """Set a new cursor to a state. A requeued message waits for the rest of its delay, by stored
+    times, since the date may have been wrong, or be so now; a deferred one waits for its date.
     """
     cursor.window.reset(state.next)
     cursor.journal_number = state.number
@@ -635,8 +619,8 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now: _Now) -> None:
     if state.charges:
         cursor.charges = CrashCharges(
             {
-                offset: Charge(row[0], _resumed(row[1], now), row[2])
-                for offset, row in state.charges.items()
+                offset: replace(charge, due_ns=_resumed(charge.due_ns, now))
+                for offset, charge in state.charges.items()
             }
         )
 
@@ -649,7 +633,7 @@ def _resumed(due_ns: int, now: _Now) -> int:
 
 def _is_deferred(cursor: Cursor, offset: int, due_ns: int, now: _Now) -> bool:
     """Whether a message that was never delivered waits for its date; others were given back, or
-    were due at a start before this one.
+    were due at an earlier start.
     """
     if due_ns <= now.wall_ns or now.stored_ns == now.wall_ns:
         return due_ns > now.wall_ns
@@ -668,10 +652,9 @@ def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
 def _harmonise(topic: Topic) -> None:
     """Make each channel exist at all queues.
 
-    One entry contains all of them, so a channel can be missing at a queue only if a power cut lost
-    the entry that added queues, and kept a later one with the new queues, such as a pause. The
-    channel existed when they were added, so it gets everything stored in them; some of it may be
-    redelivered.
+    A channel is missing at a queue only if a power cut lost the entry that added queues, and kept a
+    later one with them, such as a pause. The channel existed when they were added, so it gets
+    everything stored in them; some of it may be redelivered.
     """
     channels = {
         name: channel

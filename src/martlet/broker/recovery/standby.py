@@ -63,12 +63,8 @@ def at_head(
 ) -> StandbyCheckpoint | None:
     """Return a checkpoint before the first record of a segment; None where that is no snapshot.
 
-    Args:
-        header, record: the record, an entry about topics.
-        topics: those before it.
-        marks: the delayed messages that were done before it, by bucket.
-
-    Raises OSError where an index cannot be written.
+    `topics` and `marks`, of the done messages of each bucket, are those before it. Raises OSError
+    where an index cannot be written.
     """
     assert header.kind == RecordKind.TOPOLOGY
     snapshot = decode(RecordKind.TOPOLOGY, bytes(payload(header, record)))
@@ -91,11 +87,7 @@ def at_head(
 
 
 class StandbyTopic:
-    """A topic at one of its queues: a `martlet.broker.queue.stored_queue.TopicView`.
-
-    Args:
-        state: has all of its queues.
-    """
+    """A topic at one of its queues: a `martlet.broker.queue.stored_queue.TopicView`."""
 
     def __init__(self, state: RecoveredState, log: SegmentedLog, recovered: RecoveredTopic) -> None:
         self.id = recovered.record.id

@@ -75,32 +75,28 @@ class Standing:
 
 @dataclass
 class Trace:
-    """A message and its history.
-
-    Attributes:
-        id, topic, queue, offset: identify the message; the offset is -1 if it has none in the
-            topic.
-        stored_at_ns: when it was stored.
-        deliver_at_ns: when it is due, of a deferred or delayed one; else 0.
-        starts_ns: the later starts of the broker: messages in flight were redelivered.
-        known_since_ns: the log has its history from this time on.
-        delayed: of a delayed message that is not in its topic: ``waiting`` for its time, or
-            ``done``, which is cancelled, or delivered and deleted since.
-    """
+    """A message and its history."""
 
     id: str
     topic: str
     queue: int
     offset: int
+    """-1 if it has none in the topic."""
     stored_at_ns: int
     deliver_at_ns: int
+    """When a deferred or delayed one is due; else 0."""
     body_bytes: int
     properties: Properties
     events: list[TraceEvent] = field(default_factory=list)
     starts_ns: list[int] = field(default_factory=list)
+    """The later starts of the broker: messages in flight were redelivered."""
     standing: list[Standing] = field(default_factory=list)
     known_since_ns: int = 0
+    """The log has its history from this time on."""
     delayed: str = ""
+    """Of a delayed message that is not in its topic: ``waiting`` for its time, or ``done``, which
+    is cancelled, or delivered and deleted since.
+    """
 
 
 @dataclass
@@ -118,18 +114,11 @@ class TraceResult:
 
 
 class TraceNotFound(Exception):
-    """The message does not exist, or was deleted; the text says which, and since when messages are
-    stored.
-    """
+    """The message does not exist, or was deleted; the text says which."""
 
 
 class Search:
-    """A search in a data folder.
-
-    Args:
-        is_over: returns whether the time limit is reached.
-        topic: the topic; empty for all.
-    """
+    """A search in a data folder, of all topics or of one, until the time limit `is_over`."""
 
     def __init__(
         self, folder: Folder, is_over: Callable[[], bool] = lambda: False, topic: str = ""
@@ -147,7 +136,7 @@ class Search:
             raise TraceNotFound(f"there is no topic {topic!r}")
 
     def by_id(self, id: str) -> TraceResult:
-        """Return the message with an id, and those that had it before they were moved: delayed
+        """Return the message with an id, or those that had it before they were moved: delayed
         messages and dead letters. Raises TraceNotFound.
         """
         if not is_message_id(id.lower()):
@@ -448,9 +437,7 @@ def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
 
 
 def _matters(trace: Trace, start_ns: int) -> bool:
-    """Whether a start of the broker affected a message: a channel had received it then, and not
-    finished it.
-    """
+    """Whether a start of the broker affected a message: a channel had received it, unfinished."""
     if start_ns <= trace.stored_at_ns:
         return False
     last: dict[str, TraceStep] = {}

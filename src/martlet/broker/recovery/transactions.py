@@ -49,16 +49,13 @@ if TYPE_CHECKING:
 
 
 class TransactionJournal:
-    """Transactions and outcomes after the entries and batches applied so far.
-
-    Attributes:
-        durable_position: records before it are known to be durable; None for all.
-        segments: the existing segments, by base.
-    """
+    """Transactions and outcomes after the entries and batches applied so far."""
 
     def __init__(self) -> None:
         self.durable_position: int | None = None
+        """Records before it are known to be durable; None for all."""
         self.segments: Sequence[Segment] = ()
+        """The existing segments, by base."""
         self._open: dict[str, OpenTransaction] = {}
         self._outcomes: dict[bytes, EndedTransaction] = {}
         """By the digest of the transaction's id, oldest first."""
@@ -71,7 +68,10 @@ class TransactionJournal:
         """Apply an entry that has a record of its own."""
         match entry:
             case AllTransactionsEntry():
-                self._all(entry)
+                packed = entry.packed
+                end = len(packed) if entry.outcomes_bytes is None else entry.outcomes_bytes
+                self._all_outcomes(entry.transactions, packed[:end])
+                self._all_series(packed[end:])
             case BegunEntry(record):
                 self._begun(OpenTransaction.read(record))
             case RolledBackEntry(id, at_ns):
@@ -148,27 +148,19 @@ class TransactionJournal:
         self._outcomes.pop(digest, None)
         self._outcomes[digest] = outcome
 
-    def _all(self, entry: AllTransactionsEntry) -> None:
-        end = len(entry.packed) if entry.outcomes_bytes is None else entry.outcomes_bytes
-        self._all_outcomes(entry.transactions, entry.packed[:end])
-        self._all_series(entry.packed[end:])
-
     def _all_outcomes(self, records: Iterable[TransactionRecord], packed: bytes) -> None:
         before = {digest_of(id): transaction for id, transaction in self._open.items()}
         self._open = {record.id: OpenTransaction.read(record) for record in records}
         seen, self._outcomes = self._outcomes, {}
         for digest, outcome in unpack_outcomes(packed):
-            if self._is_certain(outcome):
+            is_rolled_back = outcome.state is TransactionState.ROLLED_BACK
+            if is_rolled_back or self._is_there(outcome.position):
                 self._outcomes[digest] = outcome
             elif digest in before:
                 transaction = before[digest]
                 self._open[transaction.id] = transaction
             elif digest in seen:
                 self._outcomes[digest] = seen[digest]
-
-    def _is_certain(self, outcome: EndedTransaction) -> bool:
-        """Whether the record of an outcome exists."""
-        return outcome.state is TransactionState.ROLLED_BACK or self._is_there(outcome.position)
 
     def _is_there(self, position: int) -> bool:
         """Whether the bundle that ends at a position exists."""

@@ -46,8 +46,7 @@ MAX_MORE_SPARES = 16
 """The maximum number of extra segments that a busy broker keeps for reuse."""
 MAX_SYNCED = 64
 """The number of index files that one checkpoint makes durable: flushes, and a stop, wait for that.
-
-The others may be lost in a power cut; a start detects that, and rebuilds them from the log.
+A start detects which others a power cut has lost, and rebuilds them from the log.
 """
 _UNKNOWN = DiskUsage(0, 0)
 
@@ -83,8 +82,8 @@ class CheckpointJob:
 
 
 def count_needs(broker: RetentionContext) -> Iterator[None]:
-    """Count the needed bytes from each topic's floor on, some rows at a time, so that
-    `begin_checkpoint` has few left: there may be millions.
+    """Count the needed bytes from each topic's floor on, some rows at a time: `begin_checkpoint`
+    counts those that are left, and there may be millions.
     """
     locator = SegmentLocator(broker.log.segments)
     now_ns = broker.stored_at_ns()
@@ -114,9 +113,7 @@ def needs(broker: RetentionContext) -> list[Need]:
 
 
 def with_history(needed_by: list[Need]) -> list[Need]:
-    """Return the needs with the history that is kept beside them; the same list where there is
-    none.
-    """
+    """Return the needs with the history kept beside them; the same list if there is none."""
     if all(need.other is None for need in needed_by):
         return needed_by
     return [
@@ -128,10 +125,8 @@ def with_history(needed_by: list[Need]) -> list[Need]:
 
 
 def write_some_indexes(broker: RetentionContext) -> Iterator[None]:
-    """Write the new rows of all indexes, few files at a time, so that `begin_checkpoint` has few
-    left: with thousands of new topics it would stop the broker for seconds.
-
-    Raises OSError.
+    """Write the new rows of all indexes, few files at a time: with thousands of new topics,
+    `begin_checkpoint` would stop the broker for seconds. Raises OSError.
     """
     written = 0
     for topic in list(broker.by_id.values()):
@@ -238,17 +233,14 @@ def keeps_history(broker: RetentionContext) -> bool:
 
 def history_makes_room(broker: RetentionContext) -> bool:
     """Whether a checkpoint would retire a segment, by the counted needs; only if history is kept.
-
     Raises OSError.
     """
     return keeps_history(broker) and makes_room(broker)
 
 
 def makes_room(broker: RetentionContext) -> bool:
-    """Whether a checkpoint would retire a segment, by the needs that `count_needs` has counted, or
-    let a full log retire one that holds only history.
-
-    Raises OSError.
+    """Whether a checkpoint would retire a segment, by the counted needs, or let a full log retire
+    one that holds only history. Raises OSError.
     """
     choice = _choose(broker)
     is_full = broker.log.full is not None
@@ -314,9 +306,7 @@ def may_shorten(index: Index, row: int) -> bool:
 
 
 def _first_from(index: Index, row: int, position: int) -> int:
-    """Return the first of the rows before `row` from which on all are at a position or behind
-    it.
-    """
+    """Return the first of the rows before `row` from which on all are at a position or behind."""
     while row > index.first_row:
         start = max(index.first_row, row - _ROWS_AT_ONCE)
         below = np.flatnonzero(index.array(start, row)["position"] < position)
@@ -327,10 +317,8 @@ def _first_from(index: Index, row: int, position: int) -> int:
 
 
 def allow_spares(broker: RetentionContext) -> None:
-    """Keep as many spares as were used lately, which is halved each time.
-
-    Rewriting a file costs a fraction of writing a new one: its blocks are allocated, and most of
-    its pages are in memory.
+    """Keep as many spares as were used lately, which is halved each time: to rewrite a file costs a
+    fraction of writing a new one.
     """
     log = broker.log
     log.storage.allow_spares(min(log.begun_count, MAX_MORE_SPARES))
@@ -339,9 +327,7 @@ def allow_spares(broker: RetentionContext) -> None:
 
 def end_checkpoint(broker: RetentionContext, job: CheckpointJob) -> None:
     """End a checkpoint whose job has run: retire unneeded segments, and clean one if worthwhile.
-
-    Raises WritesRefused if cleaning found no space, or a flush has failed meanwhile: then no
-    segment is retired. Nothing is lost by that.
+    Raises WritesRefused if cleaning has no space, or a flush has failed: then none is retired.
     """
     for _ in end_some(broker, job):
         pass

@@ -48,11 +48,7 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 class HistoryReclaimer:
-    """Frees space in a broker's log by deleting history only.
-
-    Args:
-        broker: the broker; sets its log's `on_full`.
-    """
+    """Frees space in a broker's log by deleting history only; sets the log's `on_full`."""
 
     def __init__(self, broker: RetentionContext) -> None:
         self._broker = broker
@@ -92,9 +88,7 @@ class EvictionLoss:
     gone: Sequence[Stretch]
     """The deleted ranges of offsets, finished ones included."""
     unfinished: Mapping[Channel | None, Offsets] = field(init=False)
-    """The offsets of them that each channel had not finished, rising; those that waited for a first
-    channel under None.
-    """
+    """What each channel had not finished of them, rising; None has what waited for a first one."""
 
     def __post_init__(self) -> None:
         self.unfinished = self.topic.unfinished(self.gone)
@@ -120,10 +114,8 @@ class EvictionLoss:
         topic.drop_ranges(self.gone)
 
     def add_voids(self) -> None:
-        """Make voids of the deleted messages that channels would still read.
-
-        Those are channels before them and, if the index no longer has them, channels that are set
-        back.
+        """Make voids of the deleted messages that channels would still read: channels before them
+        and, if the index no longer has them, channels that are set back.
         """
         topic = self.topic
         start, lowest = topic.queue.start_offset, topic.lowest_unread
@@ -144,7 +136,6 @@ class Eviction(HistoryReclaimer):
     """Frees space in a broker's log, if necessary of messages that channels need.
 
     Args:
-        broker: the broker; sets its log's `on_full`.
         flush: makes the log durable at once and reports it to the log; returns False on failure.
         on_evicted: called with each segment deleted with unfinished messages.
     """
@@ -160,8 +151,8 @@ class Eviction(HistoryReclaimer):
         self._on_evicted = on_evicted
 
     def make_room(self) -> bool:
-        """Delete the segment that costs least. Returns False where none may be deleted; after
-        damage by a power cut this may last until the next checkpoint.
+        """Delete the segment that costs least. Returns False where none may be deleted: after
+        damage by a power cut perhaps until the next checkpoint.
         """
         broker = self._broker
         log = broker.log
@@ -219,10 +210,7 @@ def _stretches(rows: Rows) -> list[Stretch]:
 
 
 def settle(broker: RetentionContext) -> list[EvictionLoss]:
-    """Drop needed messages that are stored nowhere, after a start.
-
-    Returns the losses.
-    """
+    """Drop needed messages that are stored nowhere, after a start. Returns the losses."""
     locator = SegmentLocator(broker.log.segments)
     losses = []
     for topic in broker.by_id.values():

@@ -21,7 +21,7 @@ History never blocks new messages. The fuller the disk, the more of it is delete
 above `clean` %       what is past its limits goes at once: what is left of the history around it is
                       copied for that, where else it would be waited for (`martlet.log.retention`)
 above `force` %       history within its limits goes too, the oldest segment first
-no room for a segment the same, at once, before a publisher is refused (`.retention.reclaim`)
+no room for a segment the same, at once, before a publisher is refused (`HistoryReclaimer`)
 ====================  ==============================================================================
 
 Unfinished messages are no history; none of this affects them. Messages that were emptied from a
@@ -61,9 +61,7 @@ class Retention(NamedTuple):
 
     @classmethod
     def from_flags(cls, time_ns: int, bytes: int) -> Self:
-        """Make the limits from a broker's flags: a limit of bytes alone keeps history for the
-        default time.
-        """
+        """Make the limits from flags: with bytes alone, history is kept for the default time."""
         return cls(time_ns or (USUAL_TIME_NS if bytes else 0), bytes)
 
     def of(self, policy: TopicPolicy) -> Retention:
@@ -122,10 +120,8 @@ class History:
 
 
 def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | None:
-    """Return the history of a topic's queue by its current policy; None where none is kept.
-
-    Internal and ephemeral topics keep none. Others keep what was emptied from a channel, for a
-    while, even if they keep nothing else.
+    """Return the history of a topic's queue by its current policy, None for none. Internal and
+    ephemeral topics keep none; others always keep for a while what was emptied from a channel.
     """
     queue = topic.queue
     retention = usual.of(topic.policy).shared(len(topic.at_queues))
@@ -171,6 +167,4 @@ class RetentionContext(TopicRegistry, Protocol):
         epoch: int | None = None,
         indexes: Mapping[int, IndexRecord] | None = None,
     ) -> list[JournalEntry]:
-        """Return the full journal, in its shortest form. The arguments are those of
-        `SnapshotEntry`.
-        """
+        """Return the full journal, in its shortest form, with the fields of `SnapshotEntry`."""

@@ -1,5 +1,4 @@
-"""The limit of ephemeral topics and channels: beyond a number of waiting messages the oldest are
-dropped.
+"""The limit of ephemeral topics and channels: of more waiting messages, the oldest are dropped.
 
 nsqd keeps ``#ephemeral`` topics and channels in memory alone, up to ``--mem-queue-size`` messages.
 Here their messages are in the log like all others, and a stalled consumer would keep its segments.
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 _AT_ONCE = 16
-"""Pending messages beyond the limit are dropped with a sixteenth of the limit more, since finding
-them is slow.
-"""
+"""With pending messages beyond the limit, a sixteenth of it is dropped: finding them is slow."""
 _MIN_SPAN = 1024
 
 

@@ -3,9 +3,9 @@
 One journal entry contains the topic at each queue, old and new, and its channels at each of them:
 whatever a power cut loses, a start finds the new queues with all their channels, or none of them.
 
-A new queue is empty, so its channels begin at its start and skip nothing. Existing consumers
-continue: their messages in flight and ready counts apply to all queues from now on. A topic never
-gets fewer queues, since the messages of a queue could neither be moved in order nor dropped.
+A new queue is empty, so its channels begin at its start and skip nothing. Existing consumers go on:
+their messages in flight and ready counts apply to all queues from now on. A topic never gets fewer
+queues, since the messages of a queue could neither be moved in order nor dropped.
 """
 
 from __future__ import annotations

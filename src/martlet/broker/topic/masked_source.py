@@ -25,11 +25,7 @@ from martlet.broker.queue.cursor import Cursor
 
 
 class MaskedSource:
-    """The source of a channel with voids of its own.
-
-    Args:
-        voids: as (first, end) offsets, rising and separate.
-    """
+    """The source of a channel with voids of its own, rising and separate."""
 
     def __init__(self, topic: Source, voids: Sequence[Stretch]) -> None:
         self._topic = topic
@@ -43,9 +39,7 @@ class MaskedSource:
         return self._topic.limit
 
     def limit_of(self, cursor: Cursor) -> int:
-        """Return the offset up to which the cursor may move from its position; moves it over a
-        void.
-        """
+        """Return the offset up to which the cursor may move; moves it over a void first."""
         limit = self._topic.limit_of(cursor)
         while self._passed and cursor.next < self._voids[self._passed - 1][1]:
             self._passed -= 1
@@ -60,9 +54,7 @@ class MaskedSource:
         return limit
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """Yield the ranges that the channel gets of the offsets from `first` up to `end` or the
-        limit.
-        """
+        """Yield the ranges that the channel gets from `first` up to `end`, or the limit."""
         near = bisect_right(self._voids, first, key=itemgetter(1))
         for start, stop in self._topic.stretches(first, end):
             yield from apart_from(self._voids[near:], start, stop)

@@ -34,8 +34,7 @@ _MILLISECOND_NS = 1_000_000
 def begin_group(
     topic: Topic, name: str, start: str, time_ms: int, offset: int, policy: Mapping[str, object]
 ) -> Channel:
-    """Return the group of that name, created at a start position if it is new, with some policy
-    set.
+    """Return the group of that name with some policy set, created at a start position if it is new.
 
     A channel that was created only because lookup daemons name it becomes a group and keeps its
     position; any other channel is refused.
@@ -112,9 +111,8 @@ def reset_group(
     *,
     is_dry: bool = False,
 ) -> dict[int, int]:
-    """Set a group to other offsets at some queues; its members have to join again.
-
-    In a dry run nothing changes. Returns the new offset of each queue.
+    """Set a group to other offsets at some queues, unless it is a dry run; its members have to join
+    again. Returns the new offset of each queue.
 
     Raises:
         OutOfReach: an offset is not stored, and nothing is changed.
@@ -135,8 +133,7 @@ def reset_group(
 
 
 def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
-    """Move a follower to its reader's offsets, by queue number; create it at the first stored
-    offset if it is missing.
+    """Move a follower to its reader's offsets, by queue number; create it if it is missing.
 
     Raises:
         Conflict: another kind of channel has that name.

@@ -72,8 +72,8 @@ class Retained(Protocol):
         """Return the needed offsets below a floor, rising."""
 
     def unfinished(self, gone: Sequence[Stretch]) -> Mapping[Channel | None, Offsets]:
-        """Return the unfinished messages of each channel in some ranges, rising; those without a
-        channel under None.
+        """Return each channel's unfinished messages in some ranges, rising; None stands for no
+        channel.
         """
 
     def drop_ranges(self, gone: Sequence[Stretch]) -> None:
@@ -89,8 +89,8 @@ class Retained(Protocol):
         """Describe it for the journal; in a snapshot with its end and some channels."""
 
     def journal_marks(self, *, certain: bool) -> bytes | None:
-        """Pack the marks of messages that are done, if not tracked by channels: all, or only those
-        that are certain to be durable; None for none.
+        """Pack the marks of done messages that no channel tracks: all, or those that are certain to
+        be durable; None for none.
         """
 
 
@@ -117,11 +117,9 @@ class StagedQueue:
         deliver_at_ns: int = 0,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
-        """Stage messages, to be appended at the end of this turn.
+        """Stage messages, to be appended at the end of this turn; the bodies are copied.
 
-        Bodies are copied, so the caller may use their buffer again.  `properties` has the number,
-        rising, and the packed properties (see `martlet.properties.model`) of each message that has
-        any.
+        `properties` has the number, rising, and the packed properties of each message with any.
         """
         queue = self.queue
         batch = queue.batch
@@ -142,12 +140,7 @@ class StagedQueue:
 
 
 class HiddenTopic(StagedQueue):
-    """The base of hidden topics; each of them is `Retained`.
-
-    Args:
-        id: its number in the log.
-        name: its name, which no topic of a client can have.
-    """
+    """The base of hidden topics, each of them `Retained`, with names that no client's topic has."""
 
     def __init__(self, context: StagingContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(context, queue)

@@ -42,11 +42,8 @@ def first_entry(queue: QueueLog) -> IndexEntry | None:
 
 
 def offset_at(topic: Topic, time_ns: int) -> int:
-    """Return the first offset stored at or after a time; the queue's end where nothing was stored
-    since.
-
-    Raises:
-        OutOfReach: messages stored since then may have been deleted.
+    """Return the first offset stored at or after a time, or the queue's end. Raises OutOfReach if
+    messages stored since then may have been deleted.
     """
     queue = topic.queue
     first = first_entry(queue)
@@ -65,10 +62,7 @@ def offset_at(topic: Topic, time_ns: int) -> int:
 
 
 def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
-    """Set a channel back to an offset at some queues of a topic, by queue number, and deliver.
-
-    Raises as `set_back`.
-    """
+    """Set a channel back as `set_back` does, and deliver."""
     for channel in set_back(topic, name, offsets):
         channel.resume_delivery()
 
@@ -116,8 +110,7 @@ def set_back(topic: Topic, name: str, offsets: Mapping[int, int]) -> list[Channe
 
 
 def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:
-    """Create a channel that starts at an offset of some queues, by number, and at the others as any
-    new channel.
+    """Create a channel that starts at an offset of some queues, by number; at others as any does.
 
     Raises:
         InvalidName: the name is not valid for a channel.

@@ -65,16 +65,12 @@ class TopicContext(ChannelContext, StagingContext, Protocol):
 
 
 class Topic(SingleQueueTopic):
-    """A topic and its channels, at one of its queues.
-
-    Args:
-        id: its number in the log.
-        name: its name, which must be valid.
-    """
+    """A topic and its channels, at one of its queues; its name must be valid."""
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(context, queue)
         self.id = id
+        """The number of this queue in the log."""
         self.name = name
         self.ephemeral = self.bounded = is_ephemeral(name)
         self.at_queues: list[Topic] = [self]
@@ -119,10 +115,8 @@ class Topic(SingleQueueTopic):
         return len(self.channels)
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
-        """Describe the topic for the journal; in a snapshot with its end and some channels.
-
-        A snapshot leaves ephemeral channels out: without others, the messages that they received
-        are no backlog for the first channel after a restart.
+        """Describe the topic for the journal; in a snapshot with its end and some channels, none
+        ephemeral: what only those received is no backlog for the first channel after a restart.
         """
         backlog_offset = self.backlog_offset
         if (holders := self.holders) and all(channel.ephemeral for channel in holders):
@@ -197,16 +191,13 @@ class Topic(SingleQueueTopic):
 
     def queue_for_key(self, key: bytes) -> Topic:
         """Return the topic at the queue for a key: its `key_hash` of the key, modulo the number of
-        queues of normal priority.
-
-        It stays the same until the topic gets more queues.
+        queues of normal priority. It changes only when the topic gets more queues.
         """
         return self.normal_queues[self.key_hash.of(crc32c(key)) % len(self.normal_queues)]
 
     def next_queue(self) -> Topic:
-        """Return the topic at the next queue, round-robin, for messages without a key.
-
-        The messages of one turn of the loop stay together.
+        """Return the topic at the next queue, round-robin, for messages without a key; those of one
+        turn of the loop stay together.
         """
         topics = self.normal_queues
         if topics[self._turn].queue.batch is None:
@@ -545,11 +536,7 @@ class TopicRegistry(TopicContext, Protocol):
 
 
 class PartitionedTopic:
-    """A topic over all its queues, for statistics.
-
-    Args:
-        topics: the topic at each queue, by number.
-    """
+    """A topic over all its queues, for statistics."""
 
     def __init__(self, topics: list[Topic]) -> None:
         self.at_queues = topics

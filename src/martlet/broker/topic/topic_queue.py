@@ -64,9 +64,7 @@ class SingleQueueTopic(StagedQueue):
         return end if self.paused_at is None else min(end, self.paused_at)
 
     def limit_of(self, cursor: Cursor) -> int:
-        """Return the offset up to which a cursor may move from its position; moves it over a
-        void.
-        """
+        """Return the offset up to which a cursor may move; moves it over a void first."""
         voids = self.voids
         number = len(voids)
         while number and cursor.next < voids[number - 1][1]:
@@ -78,9 +76,7 @@ class SingleQueueTopic(StagedQueue):
         return self.limit
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """Return the ranges that channels get of the offsets from `first` up to `end` or the
-        limit.
-        """
+        """Return the ranges that channels get from `first` up to `end`, or the limit."""
         return apart_from(self.voids, first, self.limit if end is None else end)
 
     def count_from(self, offset: int) -> int:
@@ -154,8 +150,8 @@ class SingleQueueTopic(StagedQueue):
         return min(self.limit, *(channel.cursor.next for channel in holders))
 
     def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
-        """Return the unfinished messages of each channel in some ranges, rising; those that wait
-        for a first channel under None.
+        """Return each channel's unfinished messages in some ranges, rising; those that wait for a
+        first channel under None.
         """
         if holders := self.holders:
             return {channel: channel.unfinished(gone) for channel in holders}
@@ -189,9 +185,6 @@ class SingleQueueTopic(StagedQueue):
 
     @property
     def passed(self) -> int:
-        """The offset that every channel has reached, and below which none can start or go back.
-
-        The first channel starts at the backlog: that may be before messages deleted since.
-        """
+        """The offset that every channel has reached, and below which none can start or go back."""
         nexts = [channel.cursor.next for channel in self.holders]
         return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])

@@ -33,17 +33,13 @@ lowest unfinished offset, and so takes in what was finished behind it."""
 
 
 class UnfinishedRun(NamedTuple):
-    """Unfinished messages that had the same state.
-
-    Attributes:
-        first, end: their offsets, without the end.
-        due_ns: when they are to be delivered; 0 for at once.
-    """
+    """Unfinished messages that had the same state, from offset `first` up to `end`."""
 
     first: int
     end: int
     attempts: int
     due_ns: int = 0
+    """When they are to be delivered; 0 for at once."""
     failures: int = 0
 
 

@@ -124,9 +124,7 @@ def counts_of(channel: CountedChannel) -> list[int]:
 
 
 def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChannel]) -> None:
-    """Write the counters of channels, if there is space in the segment: the next segment begins
-    with them anyway, and none is begun for them.
-    """
+    """Write the counters of channels, if the segment has space: the next one begins with them."""
     with suppress(WritesRefused):
         for entry in pack_accounts(channels):
             if record_length(len(entry), 0) > log.left_bytes:

@@ -37,12 +37,7 @@ _NOWHERE = IndexEntry(0, 0, 0, 0, 0, 0)
 
 
 class FinishAges:
-    """The counts of one channel.
-
-    Args:
-        index: of the queue that the channel reads; it has the times of storage.
-        clock: nanoseconds since 1970.
-    """
+    """The counts of one channel, by the index of its queue, which has the times of storage."""
 
     __slots__ = ("_clock", "_entry", "_index", "_row", "counts", "latency", "sum_ns")
 
@@ -100,10 +95,7 @@ class FinishAges:
         self._add_many(offsets[done:], now_ns)
 
     def _move(self, offset: int) -> IndexEntry:
-        """Move to the batch of an offset, usually the next one.
-
-        A message in flight is needed, so its batch is in the index.
-        """
+        """Move to the batch of an offset, usually the next; of a message in flight, it is there."""
         index = self._index
         self._row += 1
         try:

@@ -48,11 +48,7 @@ _BUCKETS = int(_codes(np.array([_MAX_NS]))[0]) - _FIRST + 1
 
 
 class Latency:
-    """The latencies of a channel's messages within a window of time.
-
-    Args:
-        clock: nanoseconds since 1970.
-    """
+    """The latencies of a channel's messages within a window of time."""
 
     def __init__(self, clock: Callable[[], int], window_ns: int) -> None:
         self._clock = clock
@@ -95,14 +91,11 @@ class Latency:
 
 
 class Together:
-    """The sum of the latencies of several channels.
-
-    Attributes:
-        some: whether there is any channel whose latency is measured.
-    """
+    """The sum of the latencies of several channels."""
 
     def __init__(self) -> None:
         self.some = False
+        """Whether there is any channel whose latency is measured."""
         self._counts: Counts | None = None
 
     def add(self, latency: Latency | Together) -> None:
@@ -120,14 +113,8 @@ class Together:
 def quantiles(
     channels: Iterable[Latency | Together], levels: Sequence[float]
 ) -> tuple[int, list[int]]:
-    """Return the quantiles of latencies, in nanoseconds.
-
-    Args:
-        channels: the latencies of the channels.
-        levels: over 0 and at most 1.
-
-    Returns:
-        the number of messages, and the latency at each level: 0 where there are no messages.
+    """Return the number of messages of some channels, and their latency in nanoseconds at each
+    level, over 0 and at most 1; 0 where there are no messages.
     """
     measured = [counts for latency in channels if (counts := latency.counts()) is not None]
     if not measured:

@@ -238,9 +238,7 @@ def _part(
 
 
 def _order(row: Any) -> tuple[int, int, int]:
-    """Return the sort key of rows of one message in the same millisecond: finishing is last,
-    fetching first.
-    """
+    """Return the sort key of a message's rows: in a millisecond, fetching first, finishing last."""
     bucket, step = int(row["time_us"]) * 1000 // BUCKET_NS, int(row["step"])
     first = step == TraceStep.FETCHED
     return bucket, 0 if first else int(row["attempt"]) or _SEVERAL, step
@@ -276,10 +274,7 @@ class TraceEvent:
 
 
 class TraceChunk:
-    """A parsed payload of a record.
-
-    Raises BadRecord.
-    """
+    """A parsed payload of a record. Raises BadRecord."""
 
     def __init__(self, payload: bytes | memoryview) -> None:
         try:
@@ -291,15 +286,10 @@ class TraceChunk:
             at += self._holders.nbytes
             table = json.loads(bytes(payload[at : at + table_length]))
             self.name: str = table["channel"]
-            self._consumers: list[str] = table["consumers"]
+            self.consumers: list[str] = table["consumers"]
             self._reasons: list[str] = table["reasons"]
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise BadRecord(f"a trace that cannot be read: {error}") from error
-
-    @property
-    def consumers(self) -> list[str]:
-        """The consumers in it."""
-        return self._consumers
 
     def of(self, offset: int) -> Iterator[TraceEvent]:
         """Yield the events of one message, in order."""
@@ -315,7 +305,7 @@ class TraceChunk:
                 self.first_ns + time_us * 1000,
                 self.name,
                 TraceStep(int(row["step"])),
-                self._text(self._consumers, self._holder(number, offset)),
+                self._text(self.consumers, self._holder(number, offset)),
                 int(row["attempt"]),
                 int(row["delay_ms"]),
                 self._text(self._reasons, int(row["reason"])),

@@ -42,12 +42,8 @@ _CHECKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})
 class CheckBack:
     """The transactions to check, and when.
 
-    Args:
-        limits: the intervals and the number of checks.
-        clock: nanoseconds since 1970.
-        schedule: the broker's.
-        give_up: called with a transaction whose checks failed, and the reason; returns False to be
-            called again.
+    `give_up` is called with a transaction whose checks failed, and the reason; it returns False to
+    be called again.
     """
 
     def __init__(
@@ -117,9 +113,7 @@ class CheckBack:
             self._wind(transaction)
 
     def _outdate(self) -> None:
-        """Count an outdated time: when most are outdated, remove them, though they may be far
-        off.
-        """
+        """Count an outdated time; when most are outdated, remove them."""
         self._outdated_count += 1
         if self._outdated_count > len(self._times) // 2 + _FEW:
             self._times = [time for time in self._times if time[2].timer_ns == time[0]]

@@ -82,20 +82,15 @@ EntryOfTopics = Callable[[tuple[TopicRecord, ...]], TransactionEntry]
 
 
 class StoredHalf(NamedTuple):
-    """A batch of half messages in the log, without its first message.
-
-    Attributes:
-        frames: the frames of the messages.
-        ends: the end of each frame, from the first one's start.
-        entries: the properties of messages that have any, by number.
-        times: the delivery times and the message count of each, in order; empty for immediate
-            delivery.
-    """
+    """A batch of half messages in the log, without its first message."""
 
     frames: memoryview
     ends: npt.NDArray[np.uint32]
+    """The end of each frame, from the first one's start."""
     entries: Sequence[tuple[int, bytes]]
+    """The properties of messages that have any, by number."""
     times: Sequence[Sequence[int]] = ()
+    """The delivery times and the message count of each, in order; empty for immediate delivery."""
 
     @property
     def message_count(self) -> int:
@@ -127,15 +122,11 @@ class StoredHalf(NamedTuple):
 
 
 class SentMessages(NamedTuple):
-    """Messages that are committed as they arrive, and never were half messages.
-
-    Attributes:
-        bodies: the messages.
-        entries: the properties of messages that have any, by number.
-    """
+    """Messages that are committed as they arrive, and never were half messages."""
 
     bodies: Bodies
     entries: Sequence[tuple[int, bytes]]
+    """The properties of messages that have any, by number."""
 
     @property
     def message_count(self) -> int:
@@ -232,10 +223,8 @@ class HalfTopic(HiddenTopic):
         batch.add_bodies(bodies)
 
     def get(self, first_offset: int, transaction: str) -> StoredHalf:
-        """Return the batch of a transaction that begins at an offset.
-
-        Raises:
-            BadRecord: it was deleted, or is damaged.
+        """Return the batch of a transaction that begins at an offset. Raises BadRecord if it was
+        deleted, or is damaged.
         """
         index = self.queue.index
         row = index.find(first_offset)
@@ -265,17 +254,12 @@ class HalfTopic(HiddenTopic):
 
 
 class PendingCopy(NamedTuple):
-    """Messages of a transaction and their target.
-
-    Attributes:
-        topic: the target, at one of its queues.
-        stored: the messages.
-        deliver_at_ns: when they are due, if the topic is a bucket.
-    """
+    """Messages of a transaction and their target, at one of its queues."""
 
     topic: Retained
     stored: StoredHalf | SentMessages
     deliver_at_ns: int = 0
+    """When they are due, if the topic is a bucket."""
 
 
 class _Piece(NamedTuple):
@@ -296,18 +280,12 @@ class _Piece(NamedTuple):
 
 
 class HalfMessageStore:
-    """The half messages of a broker: keeps them, and publishes them when their transaction commits.
-
-    Args:
-        context: the broker.
-
-    Attributes:
-        topic: stores them, once there were any.
-    """
+    """Keeps the half messages of a broker, and publishes them when their transaction commits."""
 
     def __init__(self, context: TransactionContext) -> None:
         self._context = context
         self.topic: HalfTopic | None = None
+        """Stores them, once there were any."""
         self._journaled: dict[int, int] = {}
         """The log's position when a bundle first described each topic at a queue."""
 
@@ -376,10 +354,7 @@ class HalfMessageStore:
         times: Sequence[tuple[int, int]],
         entry: EntryOfTopics,
     ) -> int:
-        """Publish messages that were not stored as half messages. Returns the position behind them.
-
-        Raises as `forward`.
-        """
+        """Publish messages that were not stored as half messages, as `forward` does."""
         if not times:
             sent = SentMessages(bodies, entries)
             return self._store([PendingCopy(self._at_queue(topic, queue), sent)], entry)

@@ -66,25 +66,13 @@ this many bytes of a segment, since each segment's head lists all of them.
 
 
 class Transactions:
-    """The transactions of a broker.
-
-    Args:
-        context: the broker.
-        limits: the operator's limits.
-
-    Attributes:
-        open: the open transactions by id, oldest first.
-        outcomes: the outcomes of ended ones.
-        check_back: schedules the checks of inactive ones.
-        series: the last commit of each series.
-        on_set_aside: called with a transaction that is set aside, and the reason.
-        on_abandoned: called with one that is rolled back for inactivity, and the reason.
-    """
+    """The transactions of a broker."""
 
     def __init__(self, context: TransactionContext, limits: TransactionLimits) -> None:
         self._context = context
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}
+        """By id, oldest first."""
         max_listed = max(_MIN_LISTED, context.log.segment_bytes // _SEGMENT_BYTES_EACH)
         self._max_open = min(limits.max_open, max_listed)
         self._max_held = max_listed
@@ -95,9 +83,11 @@ class Transactions:
         self.series = CommitSequences(max_series, limits.remembered_ns)
         self.messages = HalfMessageStore(context)
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
+        """Called with a transaction that is set aside, and the reason."""
         self.on_abandoned: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
+        """Called with one that is rolled back for inactivity, and the reason."""
         self.committed_count = 0
-        """Counts since the start."""
+        """Since the start, as the next one."""
         self.rolled_back_count = 0
         self.check_back = CheckBack(limits, context.clock, context.schedule, self._give_up)
 
@@ -228,7 +218,6 @@ class Transactions:
         """Store messages that are invisible until the transaction is committed.
 
         Args:
-            id: the transaction's.
             branch: the name of the adding process.
             number: of the batch in its branch, from 0; a repeated one is not stored again.
             topic: their target topic.
@@ -282,9 +271,7 @@ class Transactions:
         return added, receipt.position
 
     def _half_with_room(self) -> HalfTopic:
-        """Return the topic of half messages, created if necessary. Raises LimitReached and
-        WritesRefused.
-        """
+        """Return the topic of half messages. Raises LimitReached and WritesRefused."""
         half = self.messages.made()
         if len(half.held) >= self._max_held:
             raise LimitReached(
@@ -295,13 +282,8 @@ class Transactions:
         return half
 
     def prepare(self, id: str, branches: Mapping[str, int] | None = None) -> None:
-        """Prepare a transaction: it has all its messages, and only its outcome is missing.
-
-        Args:
-            id: the transaction's.
-            branches: the branches that belong to it, and the message count of each; None for all.
-
-        Raises as `commit`.
+        """Prepare a transaction: it has all its messages, of those branches with their message
+        counts or of all, and only its outcome is missing. Raises as `commit`.
         """
         transaction = self.find(id)
         state = after(id, transaction.state, TransactionEvent.PREPARE)
@@ -374,10 +356,8 @@ class Transactions:
         queue: int = -1,
         times: Sequence[tuple[int, int]] = (),
     ) -> EndedTransaction:
-        """Commit a transaction that has these messages and no others: they are stored once, in
-        their topic.
-
-        A committed one stays so. Arguments and errors are those of `begin`, `add` and `commit`.
+        """Commit a transaction that has these messages and no others, which are stored once, in
+        their topic. Arguments and errors are those of `begin`, `add` and `commit`.
         """
         if id in self.open:
             state = self.open[id].state
@@ -480,9 +460,7 @@ class Transactions:
         max_count: int = 100,
         suits: Callable[[OpenTransaction], bool] = lambda _: True,
     ) -> list[OpenTransaction]:
-        """Return transactions to check, for a producer of the group that will be asked, if they
-        suit.
-        """
+        """Return transactions that suit and that a producer of the group will be asked for."""
         taken = self.check_back.take(group, max_count, suits)
         if taken:
             with suppress(WritesRefused):  # Then a producer is asked once more.
@@ -490,9 +468,7 @@ class Transactions:
         return taken
 
     def _give_up(self, transaction: OpenTransaction, why: str) -> bool:
-        """End the checks of a transaction without an outcome. Returns False where nothing could be
-        done.
-        """
+        """End the checks of a transaction. Returns False where nothing could be done."""
         if not transaction.may_be_abandoned:
             return self._set_aside(transaction, why)
         try:
@@ -503,9 +479,7 @@ class Transactions:
         return True
 
     def _set_aside(self, transaction: OpenTransaction, why: str) -> bool:
-        """Set a transaction without an outcome aside for an operator. Returns False where there is
-        no space.
-        """
+        """Set a transaction aside for an operator. Returns False where there is no space."""
         id = transaction.id
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
         batches, topic = transaction.all_batches(), self.limits.aside_topic
@@ -525,9 +499,8 @@ class Transactions:
 
 
 def _stored_batch(transaction: OpenTransaction, branch: str, number: int) -> HalfBatch | None:
-    """Return the batch of a number in a branch; None for the next number.
-
-    Raises BadTransaction and TransitionRefused.
+    """Return the batch of a number in a branch; None for the next number. Raises BadTransaction and
+    TransitionRefused.
     """
     if not 0 < len(branch) <= MAX_BRANCH_LENGTH:
         raise BadTransaction(f"a branch's name has 1 to {MAX_BRANCH_LENGTH} characters")

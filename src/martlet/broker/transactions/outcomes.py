@@ -37,19 +37,14 @@ _OLD_AT_ONCE = 4
 
 
 class EndedTransaction(NamedTuple):
-    """The outcome of a transaction.
-
-    Attributes:
-        state: committed or rolled back.
-        at_ns: the time.
-        position: the log position behind its record.
-        is_repeated: whether its number was committed before, by another transaction.
-    """
+    """The outcome of a transaction, committed or rolled back."""
 
     state: TransactionState
     at_ns: int
     position: int
+    """The log position behind its record."""
     is_repeated: bool = False
+    """Whether its number was committed before, by another transaction."""
 
 
 def digest_of(id: str) -> bytes:
@@ -58,12 +53,7 @@ def digest_of(id: str) -> bytes:
 
 
 class EndedTransactions:
-    """The outcomes of one broker.
-
-    Args:
-        max_count: the maximum remembered.
-        max_ns: the maximum time for which one is remembered.
-    """
+    """The outcomes of one broker, remembered up to a number, and up to a time."""
 
     def __init__(self, max_count: int, max_ns: int) -> None:
         self._max_count = max_count
@@ -126,26 +116,16 @@ def _outcome(row: bytes | tuple[bytes, int, int, int]) -> EndedTransaction:
 
 
 class LastCommit(NamedTuple):
-    """The last commit of a series.
-
-    Attributes:
-        number: its number.
-        at_ns: its time.
-        position: the log position behind its record.
-    """
+    """The last commit of a series."""
 
     number: int
     at_ns: int
     position: int
+    """The log position behind its record."""
 
 
 class CommitSequences:
-    """The series of one broker.
-
-    Args:
-        max_count: the maximum number of remembered series.
-        kept_ns: the minimum time for which one is remembered.
-    """
+    """The series of one broker, remembered up to a number, and for a time at least."""
 
     def __init__(self, max_count: int, kept_ns: int) -> None:
         self._max_count = max_count

@@ -69,46 +69,31 @@ class TransactionEvent(StrEnum):
     ROLLBACK = "rolled back"
 
 
+_ENDS = {
+    TransactionEvent.COMMIT: TransactionState.COMMITTED,
+    TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
+}
+_TAKES_MESSAGES = {
+    TransactionEvent.BEGIN: TransactionState.OPEN,
+    TransactionEvent.ADD: TransactionState.OPEN,
+    TransactionEvent.PREPARE: TransactionState.PREPARED,
+    TransactionEvent.CHECK: TransactionState.SILENT,
+    TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+    **_ENDS,
+}
+_HAS_ALL_MESSAGES = {
+    TransactionEvent.BEGIN: TransactionState.PREPARED,
+    TransactionEvent.PREPARE: TransactionState.PREPARED,
+    TransactionEvent.CHECK: TransactionState.IN_DOUBT,
+    TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+    **_ENDS,
+}
 TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = {
-    TransactionState.OPEN: {
-        TransactionEvent.BEGIN: TransactionState.OPEN,
-        TransactionEvent.ADD: TransactionState.OPEN,
-        TransactionEvent.PREPARE: TransactionState.PREPARED,
-        TransactionEvent.CHECK: TransactionState.SILENT,
-        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
-        TransactionEvent.COMMIT: TransactionState.COMMITTED,
-        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
-    },
-    TransactionState.SILENT: {
-        TransactionEvent.BEGIN: TransactionState.OPEN,
-        TransactionEvent.ADD: TransactionState.OPEN,
-        TransactionEvent.PREPARE: TransactionState.PREPARED,
-        TransactionEvent.CHECK: TransactionState.SILENT,
-        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
-        TransactionEvent.COMMIT: TransactionState.COMMITTED,
-        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
-    },
-    TransactionState.PREPARED: {
-        TransactionEvent.BEGIN: TransactionState.PREPARED,
-        TransactionEvent.PREPARE: TransactionState.PREPARED,
-        TransactionEvent.CHECK: TransactionState.IN_DOUBT,
-        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
-        TransactionEvent.COMMIT: TransactionState.COMMITTED,
-        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
-    },
-    TransactionState.IN_DOUBT: {
-        TransactionEvent.BEGIN: TransactionState.PREPARED,
-        TransactionEvent.PREPARE: TransactionState.PREPARED,
-        TransactionEvent.CHECK: TransactionState.IN_DOUBT,
-        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
-        TransactionEvent.COMMIT: TransactionState.COMMITTED,
-        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
-    },
-    TransactionState.SET_ASIDE: {
-        TransactionEvent.BEGIN: TransactionState.SET_ASIDE,
-        TransactionEvent.COMMIT: TransactionState.COMMITTED,
-        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
-    },
+    TransactionState.OPEN: _TAKES_MESSAGES,
+    TransactionState.SILENT: _TAKES_MESSAGES,
+    TransactionState.PREPARED: _HAS_ALL_MESSAGES,
+    TransactionState.IN_DOUBT: _HAS_ALL_MESSAGES,
+    TransactionState.SET_ASIDE: {TransactionEvent.BEGIN: TransactionState.SET_ASIDE, **_ENDS},
     TransactionState.COMMITTED: {
         TransactionEvent.BEGIN: TransactionState.COMMITTED,
         TransactionEvent.COMMIT: TransactionState.COMMITTED,
@@ -122,18 +107,13 @@ TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = 
 
 
 class TransitionRefused(BrokerError):
-    """A transaction's state does not allow the event, or it lacks messages; the text says which,
-    and why.
-
-    Attributes:
-        state: its state.
-        is_incomplete: whether messages of it were lost, or never added.
-    """
+    """A transaction's state does not allow the event, or it lacks messages; the text says which."""
 
     def __init__(self, text: str, state: TransactionState, *, is_incomplete: bool = False) -> None:
         super().__init__(text)
         self.state = state
         self.is_incomplete = is_incomplete
+        """Whether messages of it were lost, or never added."""
 
 
 class UnknownTransaction(NotFound):
@@ -153,12 +133,7 @@ def after(id: str, state: TransactionState, event: TransactionEvent) -> Transact
 
 
 class CommitSequence(NamedTuple):
-    """A transaction's number in a series.
-
-    Attributes:
-        name: of the series.
-        number: above all numbers committed before.
-    """
+    """A transaction's number in a series, above all committed before."""
 
     name: str
     number: int
@@ -166,17 +141,12 @@ class CommitSequence(NamedTuple):
 
 @dataclass(slots=True)
 class Branch:
-    """The batches that one process has added to a transaction.
-
-    They are numbered from 0, so that repeated and missing ones are recognised.
-
-    Attributes:
-        batches: by number.
-        has_gaps: whether some are lost, and were not added again since.
-    """
+    """The batches that one process has added to a transaction."""
 
     batches: list[HalfBatch] = field(default_factory=list)
+    """By number, from 0, so that repeated and missing ones are recognised."""
     has_gaps: bool = False
+    """Whether some are lost, and were not added again since."""
 
     @property
     def message_count(self) -> int:
@@ -186,24 +156,7 @@ class Branch:
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """An open transaction.
-
-    Attributes:
-        id: chosen by its producer.
-        group: of the producers that know its outcome; empty for none.
-        begun_at_ns: when it began.
-        check_after_ns: the inactivity before a check-back.
-        state: by `TABLE`.
-        branches: the added batches, by the name of the adding process.
-        size_bytes: of all batches.
-        batch_count: the number of batches; each delivery time counts as one.
-        checks: the number of check-backs since its last activity.
-        due_ns: when to examine it again.
-        timer_ns: the time of the scheduled alarm, which may be earlier; 0 for none.
-        chosen: the branches that it was prepared with, and the message count of each.
-        sequence: its number in a series; None for none.
-        is_disposable: whether it is rolled back, not set aside, after too long inactivity.
-    """
+    """An open transaction; for its first fields see `TransactionRecord`, which describes it."""
 
     id: str
     group: str
@@ -211,11 +164,15 @@ class OpenTransaction:
     check_after_ns: int
     state: TransactionState = TransactionState.OPEN
     branches: dict[str, Branch] = field(default_factory=dict)
+    """The added batches, by the name of the adding process."""
     size_bytes: int = 0
     batch_count: int = 0
+    """The number of batches; each delivery time counts as one."""
     checks: int = 0
     due_ns: int = 0
+    """When to examine it again."""
     timer_ns: int = 0
+    """The time of the scheduled alarm, which may be earlier; 0 for none."""
     chosen: Mapping[str, int] | None = None
     sequence: CommitSequence | None = None
     is_disposable: bool = False
@@ -248,9 +205,8 @@ class OpenTransaction:
         return own is not None and own.name == sequence.name and own.number <= sequence.number
 
     def was_left(self, sequence: CommitSequence, now_ns: int) -> bool:
-        """Whether a try at a number of a series may ignore it: it has an earlier or the same
-        number, and was inactive for long enough that its producer, which repeats everything, has
-        ended.
+        """Whether a try at a number of a series may ignore it: it has no later number, and its
+        producer, which repeats everything, has ended by its inactivity.
         """
         silent_ns = now_ns - (self.due_ns - self.check_after_ns)
         return self.may_be_abandoned and self.is_up_to(sequence) and silent_ns >= LEFT_AFTER_NS
@@ -268,10 +224,8 @@ class OpenTransaction:
         return sorted(batch for branch in self.branches.values() for batch in branch.batches)
 
     def batches(self, branches: Mapping[str, int] | None = None) -> list[HalfBatch]:
-        """Return the batches that belong to it: all, or those of some branches.
-
-        Raises:
-            TransitionRefused: a branch does not have the given message count.
+        """Return the batches that belong to it: all, or those of some branches. Raises
+        TransitionRefused if a branch has another message count.
         """
         if branches is None:
             if any(branch.has_gaps for branch in self.branches.values()):
@@ -306,11 +260,8 @@ class OpenTransaction:
         self.batch_count += batch.weight
 
     def lose(self, branch: str, number: int | None = None) -> None:
-        """Drop the lost batches of a branch, and all behind the first lost one.
-
-        Args:
-            branch: the name of the branch.
-            number: of the first lost one; None for one behind all that are stored.
+        """Drop the lost batches of a branch from the first lost one on, by its number; None stands
+        for one behind all that are stored.
         """
         of = self.branches.setdefault(branch, Branch())
         of.has_gaps = True
@@ -353,32 +304,26 @@ class OpenTransaction:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionLimits:
-    """The operator's limits of transactions. Times are in nanoseconds.
-
-    Attributes:
-        check_after_ns: the inactivity before a check-back.
-        check_every_ns: the interval of check-backs.
-        max_checks: the number of check-backs before it is set aside.
-        aside_topic: the topic that then shows its messages.
-        max_open: the maximum number of open transactions.
-        max_bytes: the maximum size of one.
-        max_batches: the maximum number of batches of one.
-        max_outcomes: the maximum number of remembered outcomes.
-        max_series: the maximum number of remembered series.
-        remembered_ns: for how long; also how long a transaction waits if its producers cannot be
-            asked.
-    """
+    """The operator's limits of transactions."""
 
     check_after_ns: int = 6 * _SECOND_NS
+    """The inactivity before a check-back."""
     check_every_ns: int = 30 * _SECOND_NS
     max_checks: int = 15
+    """The number of check-backs before it is set aside."""
     aside_topic: str = "transactions-set-aside"
+    """The topic that then shows its messages."""
     max_open: int = 10_000
     max_bytes: int = 256 << 20
+    """The maximum size of one."""
     max_batches: int = 10_000
+    """The maximum number of batches of one."""
     max_outcomes: int = 100_000
     max_series: int = 10_000
     remembered_ns: int = 72 * 3600 * _SECOND_NS
+    """For how long outcomes and series are remembered, and a transaction waits whose producers
+    cannot be asked.
+    """
 
     def check_size(self, transaction: OpenTransaction, more_bytes: int, more_batches: int) -> None:
         """Check that a transaction may grow by some bytes and batches. Raises BadTransaction."""
