@@ -68,7 +68,7 @@ async def test_http_sends_for_later_too(broker: Broker, connection: Connection) 
     async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
 
         async def post(path: str, body: bytes, *times: str, tag: str = "") -> Any:
-            headers = [("X-Martlet-Deliver-At", each) for each in times]
+            headers = [("X-Martlet-Deliver-At", time) for time in times]
             headers += [("X-Martlet-Tag", tag)] if tag else []
             async with http.post(path, data=body, headers=headers) as response:
                 text = await response.text()
@@ -87,9 +87,9 @@ async def test_http_sends_for_later_too(broker: Broker, connection: Connection) 
         first = int(answer["id"], 16)
         ids += [f"{first:016x}", f"{first + 1:016x}"]
         listed = (await connection.call("delay.list", topic="t")).fields["messages"]
-        assert [each["id"] for each in listed] == ids
-        assert [each["deliver_at_ms"] for each in listed] == [due_ms] * 3 + [due_ms + 1] * 2
-        assert [each["tag"] for each in listed] == ["blue"] * 3 + [""] * 2
+        assert [message["id"] for message in listed] == ids
+        assert [message["deliver_at_ms"] for message in listed] == [due_ms] * 3 + [due_ms + 1] * 2
+        assert [message["tag"] for message in listed] == ["blue"] * 3 + [""] * 2
 
         # A time that has passed is now; a topic has it at its offset, with the id it has there.
         await connection.call("channel.want", topic="t", channel="c", policy={})
@@ -193,7 +193,7 @@ async def test_a_send_that_is_repeated_waits_once(tmp_path: Path) -> None:
         connection = await connect(broker)
         assert json.loads(await connection.ask(sent)) == {**first, "duplicate": True}
         listed = (await connection.call("delay.list", topic="t")).fields
-        assert [each["id"] for each in listed["messages"]] == [first["id"]]
+        assert [message["id"] for message in listed["messages"]] == [first["id"]]
         connection.close()
         await connection.wait_lost()
 

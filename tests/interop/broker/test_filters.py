@@ -52,8 +52,8 @@ async def channel_stats(http_address: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"http://{http_address}/stats?format=json&topic=t") as answer:
             return json.load(answer)["topics"][0]["channels"][0]
 
-    found: dict[str, Any] = await asyncio.to_thread(read)
-    return found
+    answer: dict[str, Any] = await asyncio.to_thread(read)
+    return answer
 
 
 async def until_finished(http_address: str) -> dict[str, Any]:
@@ -68,8 +68,8 @@ async def until_finished(http_address: str) -> dict[str, Any]:
 @pytest.mark.parametrize("order", [None, "key"])
 async def test_a_consumer_gets_what_its_filter_accepts(broker: Broker, order: Any) -> None:
     await send(broker.tcp_address)
-    wanted = {"filter": IN_EUROPE, "order": order}
-    async with Consumer("t", "c", broker.tcp_address, **wanted) as consumer:
+    options = {"filter": IN_EUROPE, "order": order}
+    async with Consumer("t", "c", broker.tcp_address, **options) as consumer:
         assert await take(consumer, 2) == WANTED
         stats = await until_finished(broker.http_address)
     assert stats["filtered_count"] == 5
@@ -155,17 +155,20 @@ def test_redelivered_delayed_and_replayed_messages_are_filtered_too() -> None:
             assert first.body == b"eu"
             first.requeue(backoff=False)
             again = [next(iter(consumer)) for _ in range(2)]
-            assert {(each.body, each.attempts) for each in again} == {(b"eu", 2), (b"late eu", 1)}
-            for each in again:
-                each.finish()
+            assert {(message.body, message.attempts) for message in again} == {
+                (b"eu", 2),
+                (b"late eu", 1),
+            }
+            for message in again:
+                message.finish()
         url = f"http://{process.http_address}/channel/replay?topic=t&channel=c&beginning=true"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST")):
             pass
         with sync.Consumer("t", "c", address) as consumer:
             replayed = [next(iter(consumer)) for _ in range(2)]
-            assert [each.body for each in replayed] == [b"eu", b"late eu"]
-            for each in replayed:
-                each.finish()
+            assert [message.body for message in replayed] == [b"eu", b"late eu"]
+            for message in replayed:
+                message.finish()
 
 
 @pytest.mark.parametrize("kind", [Consumer, PullConsumer, sync.Consumer, sync.PullConsumer])

@@ -41,8 +41,8 @@ class Member:
         self.offsets: dict[int, int] = {}
 
     async def call(self, method: str, **fields: Any) -> Any:
-        known = {"member": self.member} if self.member else {}
-        return await self.connection.call(method, topic="t", group="g", **known, **fields)
+        own = {"member": self.member} if self.member else {}
+        return await self.connection.call(method, topic="t", group="g", **own, **fields)
 
     async def join(self, **fields: Any) -> Member:
         answer = await self.call("group.join", client_id=self.name, **fields)
@@ -52,7 +52,7 @@ class Member:
 
     def _take(self, fields: Any) -> None:
         self.generation = fields["generation"]
-        self.offsets = {each["queue"]: each["offset"] for each in fields["queues"]}
+        self.offsets = {row["queue"]: row["offset"] for row in fields["queues"]}
         self.revoked = fields["revoked"]
 
     async def assignment(self, wait_ms: int = 10_000) -> list[int]:
@@ -74,11 +74,11 @@ class Member:
 
 def bodies(data: bytes | memoryview) -> list[bytes]:
     """The bodies of all messages in an answer."""
-    found: list[bytes] = []
+    got: list[bytes] = []
     for piece in FrameSplitter().feed(data):
         if isinstance(piece, MessageRun):
-            found += piece.bodies()
-    return found
+            got += piece.bodies()
+    return got
 
 
 async def publish(broker: Broker, *sent: bytes, topic: str = "t") -> None:
@@ -184,7 +184,7 @@ async def test_a_member_that_hangs_up_loses_its_queues_and_the_next_resumes_at_i
         assert b.offsets == {0: 5}
         assert (await b.fetch(0, 5))[1] == [b"%d" % number for number in range(5, 10)]
         description = (await other.call("group.describe", topic="t", group="g")).fields
-        assert [each["member"] for each in description["members"]] == ["b"]
+        assert [row["member"] for row in description["members"]] == ["b"]
         assert (description["lag"], description["queues"][0]["member"]) == (5, "b")
 
 
@@ -275,9 +275,9 @@ async def test_channels_and_groups_each_see_all_of_a_topic(broker: Broker) -> No
                     message.finish()
                 assert sorted(got) == sorted(sent)
         for connection, group, name in ((one, "g", "a"), (other, "h", "b")):
-            place = {"topic": "t", "group": group, "member": name}
+            target = {"topic": "t", "group": group, "member": name}
             answer = await connection.call(
-                "group.fetch", **place, queue=0, offset=0, max_messages=500
+                "group.fetch", **target, queue=0, offset=0, max_messages=500
             )
             assert bodies(answer.data) == sent
 
@@ -369,7 +369,7 @@ async def test_a_fetch_keeps_to_its_bytes_and_gives_one_at_least(broker: Broker)
 async def test_a_group_is_reset_while_it_is_empty_or_by_force(tmp_path: Path) -> None:
     async def reset(connection: Connection, **fields: object) -> list[int]:
         answer = await connection.call("group.reset", topic="t", group="g", **fields)
-        return [each["offset"] for each in answer.fields["queues"]]
+        return [row["offset"] for row in answer.fields["queues"]]
 
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         # A channel without consumers keeps all.
@@ -403,8 +403,8 @@ async def test_where_a_new_group_begins(broker: Broker) -> None:
         await publish(broker, b"0", b"1", b"2")
 
         async def begin(group: str, **fields: object) -> int:
-            place = {"topic": "t", "group": group, "client_id": "a"}
-            answer = await connection.call("group.join", **place, **fields)
+            target = {"topic": "t", "group": group, "client_id": "a"}
+            answer = await connection.call("group.join", **target, **fields)
             await connection.call("group.leave", topic="t", group=group, member="a")
             offset: int = answer.fields["queues"][0]["offset"]
             return offset
@@ -420,7 +420,7 @@ async def test_where_a_new_group_begins(broker: Broker) -> None:
         # One that is there goes on where it is.
         assert await begin("offset", start="first") == 2
         listed = (await connection.call("group.list")).fields["groups"]
-        assert {each["group"]: each["lag"] for each in listed} == {
+        assert {row["group"]: row["lag"] for row in listed} == {
             "backlog": 3, "first": 3, "last": 0, "now": 0, "offset": 1, "time": 3,
         }  # fmt: skip
         answer = await connection.call("topic.offset", topic="t", queue=0, time_ms=0)
@@ -430,16 +430,16 @@ async def test_where_a_new_group_begins(broker: Broker) -> None:
 async def test_a_topic_is_read_without_a_group(broker: Broker) -> None:
     async with connected(broker) as connection:
         await publish(broker, b"0", b"1")
-        place = {"topic": "t", "queue": 0}
-        answer = await connection.call("topic.fetch", **place, offset=1, wait_ms=0)
+        target = {"topic": "t", "queue": 0}
+        answer = await connection.call("topic.fetch", **target, offset=1, wait_ms=0)
         assert (answer.fields["status"], bodies(answer.data)) == ("FOUND", [b"1"])
-        waiting = asyncio.create_task(connection.call("topic.fetch", **place, offset=2))
+        waiting = asyncio.create_task(connection.call("topic.fetch", **target, offset=2))
         await asyncio.sleep(0)
         await publish(broker, b"2")
         assert bodies((await waiting).data) == [b"2"]
         async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
-            asked = {**place, "offset": 0, "max_messages": 2, "wait_ms": 0}
-            async with http.post("/call/topic.fetch", json=asked) as response:
+            request = {**target, "offset": 0, "max_messages": 2, "wait_ms": 0}
+            async with http.post("/call/topic.fetch", json=request) as response:
                 assert '"next_offset":2' in response.headers["X-Martlet-Fields"]
                 assert bodies(await response.read()) == [b"0", b"1"]
 
@@ -451,14 +451,14 @@ async def test_a_paused_group_waits_and_goes_on_at_once(broker: Broker) -> None:
     ):
         member = await Member(connection, "a").join()
         for kind in ("channel", "topic"):
-            place = "topic=t&channel=g" if kind == "channel" else "topic=t"
-            await http.post(f"/{kind}/pause?{place}")
+            target = "topic=t&channel=g" if kind == "channel" else "topic=t"
+            await http.post(f"/{kind}/pause?{target}")
             await publish(broker, b"x")
             offset = member.offsets[0]
             assert (await member.fetch(0, offset))[0]["status"] == "NO_NEW"
             waiting = asyncio.create_task(member.fetch(0, offset, wait_ms=20_000))
             await asyncio.sleep(0)
-            await http.post(f"/{kind}/unpause?{place}")
+            await http.post(f"/{kind}/unpause?{target}")
             fields, got = await waiting
             assert got == [b"x"]
             member.offsets[0] = fields["next_offset"]
@@ -477,9 +477,9 @@ async def test_deleting_a_group_ends_its_waiting_calls(broker: Broker) -> None:
         await asyncio.sleep(0)
         async with http.post("/channel/delete?topic=t&channel=g") as response:
             assert response.status == 200
-        for each in waiting:
+        for task in waiting:
             with pytest.raises(CallRefused, match=r"NOT_FOUND|NOT_A_MEMBER"):
-                await each
+                await task
 
 
 async def test_members_and_waiting_fetches_have_limits(
@@ -505,7 +505,7 @@ async def test_a_client_that_reads_no_answers_gets_no_more_of_them(broker: Broke
     async with connected(broker) as connection:
         await publish(broker, big, big)
         host, _, port = broker.tcp_address.rpartition(":")
-        known = set(broker.server.connections)
+        before = set(broker.server.connections)
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
         writer.write(b"  V2" + commands.identify({"martlet": True, "feature_negotiation": True}))
         for number in range(100):
@@ -513,7 +513,7 @@ async def test_a_client_that_reads_no_answers_gets_no_more_of_them(broker: Broke
             writer.write(commands.call(number, "topic.fetch", fields))
         await writer.drain()
         # The last to be answered is known to have been taken in by what comes behind it.
-        while not (fresh := set(broker.server.connections) - known):
+        while not (fresh := set(broker.server.connections) - before):
             await connection.call("group.list")
         (slow,) = fresh
         while not slow.held_up:

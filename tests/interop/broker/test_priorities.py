@@ -21,16 +21,16 @@ TOPIC = "jobs"
 
 async def received(broker: Broker, count: int) -> list[tuple[bytes, int]]:
     """The next messages of a channel that takes one at a time, and their priorities."""
-    found = []
+    received = []
     async with (
         asyncio.timeout(50),
         Consumer(TOPIC, "c", addresses=broker.tcp_address, max_in_flight=1) as consumer,
     ):
         async for message in consumer:
-            found.append((bytes(message.body), message.properties.priority))
+            received.append((bytes(message.body), message.properties.priority))
             message.finish()
-            if len(found) == count:
-                return found
+            if len(received) == count:
+                return received
     raise AssertionError("the consumer ended")
 
 
@@ -107,14 +107,14 @@ def test_priorities_survive_a_kill(tmp_path: Path) -> None:
         broker.kill()
         broker.start()
         with blocking.Consumer(TOPIC, "c", broker.tcp_address, max_in_flight=1) as consumer:
-            found = []
+            received = []
             for message in consumer:
-                found.append(bytes(message.body))
+                received.append(bytes(message.body))
                 message.finish()
-                if len(found) == 60:
+                if len(received) == 60:
                     break
         # The last FINs may have been lost, so some come again.
-        highest = [body for body in found if body.startswith(b"9-")]
-        assert found[: len(highest)] == highest
+        highest = [body for body in received if body.startswith(b"9-")]
+        assert received[: len(highest)] == highest
         assert highest == [b"9-%d" % number for number in range(50)][-len(highest) :]
         assert len(highest) >= 25

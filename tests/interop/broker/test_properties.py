@@ -36,7 +36,7 @@ def _address(broker: Broker) -> Address:
 
 
 def block(*entries: tuple[int, Properties]) -> bytes:
-    return pack_block([(number, each.pack()) for number, each in entries])
+    return pack_block([(number, properties.pack()) for number, properties in entries])
 
 
 RED = Properties(tag="red", keys=("a-1", "a-2"), headers={"trace": "00-ab-01", "empty": ""})
@@ -55,14 +55,14 @@ async def test_messages_sent_with_properties_come_with_them(
         await producer.publish("t", b"by PUB")
     async with Consumer("t", "c", broker.tcp_address) as consumer:
         messages = [await anext(consumer) for _ in range(5)]
-        assert [each.body for each in messages] == [*bodies, b"by PUB"]
+        assert [message.body for message in messages] == [*bodies, b"by PUB"]
         none = Properties()
-        assert [each.properties for each in messages] == [none, RED, ORDERED, none, none]
+        assert [message.properties for message in messages] == [none, RED, ORDERED, none, none]
         assert messages[0].id == answer["id"].encode()
         messages[1].requeue(backoff=False)
         messages[3].requeue(backoff=False)
         again = [await anext(consumer), await anext(consumer)]
-        assert [(each.body, each.attempts, each.properties) for each in again] == [
+        assert [(message.body, message.attempts, message.properties) for message in again] == [
             (b"red", 2, RED),
             (b"plain too", 2, none),
         ]
@@ -89,7 +89,7 @@ async def test_batches_have_them_too(broker: Broker, connection: Connection) -> 
     async with Consumer("t", "c", broker.tcp_address) as consumer:
         tags: list[str] = []
         async for batch in consumer.batches(max_messages=2):
-            tags += [each.tag for each in batch.properties]
+            tags += [entry.tag for entry in batch.properties]
             await batch.finish()
             if len(tags) == 6:
                 break

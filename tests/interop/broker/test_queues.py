@@ -61,8 +61,8 @@ async def topic_report(reader: Reader, topic: str = TOPIC) -> Any:
 
 async def queues_of(reader: Reader, topic: str = TOPIC) -> list[dict[str, int]]:
     listed = await reader.json("/log/topics")
-    (found,) = [each for each in listed["topics"] if each["topic"] == topic]
-    queues: list[dict[str, int]] = found["queues"]
+    (entry,) = [entry for entry in listed["topics"] if entry["topic"] == topic]
+    queues: list[dict[str, int]] = entry["queues"]
     return queues
 
 
@@ -251,7 +251,7 @@ async def test_a_channel_is_looked_at_advanced_and_set_back_at_each_queue(reader
     drained = await drain(reader.broker.tcp_address, reader.broker.http_address, TOPIC, "c")
     assert len(drained) == COUNT
     status, body = await reader.post("/channel/replay", b"", **advance, beginning="true")
-    assert [each["offset"] for each in json.loads(body)["queues"]] == [0, 0, 0]
+    assert [entry["offset"] for entry in json.loads(body)["queues"]] == [0, 0, 0]
     assert json.loads(body)["depth"] == COUNT
     past = {"topic": TOPIC, "channel": "past", "new": "true", "timestamp_ns": 0}
     status, body = await reader.post("/channel/replay", b"", **past)

@@ -130,8 +130,8 @@ async def test_consumers_share_a_rate(broker: BrokerProcess, topic: str) -> None
 
             async def handle(message: Message) -> None:
                 if times.note(message):
-                    for each in consumers:
-                        each.stop()
+                    for started in consumers:
+                        started.stop()
 
             await consumer.run(handle, concurrency=2)
 
@@ -257,8 +257,8 @@ async def test_a_limited_channel(broker: BrokerProcess, topic: str, one_at_a_tim
         times = Times()
 
         def stop_all() -> None:
-            for each in consumers:
-                each.stop()
+            for consumer in consumers:
+                consumer.stop()
 
         running = asyncio.gather(*(_consume(one, times, stop_all) for one in consumers))
         for body in BODIES if one_at_a_time else ():
@@ -285,7 +285,7 @@ async def test_a_channel_keeps_its_rate_and_shows_it() -> None:
         async with Admin(broker.http_address) as admin:
             stats = await admin.nodes.stats()
         channels = [c for node in stats.values.values() for t in node.topics for c in t.channels]
-        assert [each.rate_per_s for each in channels] == [RATE_PER_S]
+        assert [channel.rate_per_s for channel in channels] == [RATE_PER_S]
         times = Times()
         consumer = Consumer("t", "c", broker.tcp_address)
         await _consume(consumer, times, consumer.stop)

@@ -102,7 +102,9 @@ async def test_a_message_that_a_client_of_nsq_always_fails_becomes_a_dead_letter
 
         def seen() -> list[int]:
             return [
-                each["attempts"] for each in agent.events_named("received") if each["body"] == "bad"
+                event["attempts"]
+                for event in agent.events_named("received")
+                if event["body"] == "bad"
             ]
 
         agent.wait("three attempts", 10, lambda: len(seen()) == 3)
@@ -255,10 +257,10 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     assert group["reasons"] == {"max_attempts": group["count"]}
     where = {"topic": "t", "channel": "c"}
     _, shown = await call(broker, "dead_letters.show", **where, limit=3)
-    assert [each["body"] for each in shown["messages"]] == ["0", "1", "2"]
+    assert [message["body"] for message in shown["messages"]] == ["0", "1", "2"]
     assert shown["messages"][0]["first_error"] == "no connection"
     _, shown = await call(broker, "dead_letters.show", **where, **shown["next"])
-    assert [each["body"] for each in shown["messages"]] == ["3", "4"]
+    assert [message["body"] for message in shown["messages"]] == ["3", "4"]
     assert shown["next"] is None
     chosen = {**where, "error": "stock"}
     _, dry = await call(broker, "dead_letters.redrive", **chosen, dry_run=True)
@@ -329,5 +331,5 @@ async def test_a_dump_of_the_log_shows_which_channel_a_batch_is_for(
     number = broker.server.broker.topics["t"].channels["c"].id
     assert log.main(["dump", str(broker.data_path), "--topic=t", "--json"]) == 0
     dumped = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each.get("only_channel") for each in dumped] == [None, number]
-    assert all("deliver_at" not in each for each in dumped)
+    assert [row.get("only_channel") for row in dumped] == [None, number]
+    assert all("deliver_at" not in row for row in dumped)

@@ -26,9 +26,9 @@ async def send(connection: Connection, tags: list[str], start: int = 0) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 7, 1000])
-@pytest.mark.parametrize("wanted", ["red || blue", "Aa"])
+@pytest.mark.parametrize("expression", ["red || blue", "Aa"])
 async def test_a_consumer_gets_those_tags_alone(
-    broker: Broker, in_flight: int, wanted: str
+    broker: Broker, in_flight: int, expression: str
 ) -> None:
     random = Random(in_flight)
     connection = await connect(broker)
@@ -37,13 +37,15 @@ async def test_a_consumer_gets_those_tags_alone(
         tags = random.choices(TAGS, k=random.randrange(1, 30))
         await send(connection, tags, len(sent))
         sent += tags
-    sent.append(wanted.split(" || ", maxsplit=1)[0])
+    sent.append(expression.split(" || ", maxsplit=1)[0])
     await send(connection, sent[-1:], len(sent) - 1)
     expected = [
-        b"%d %s" % (n, tag.encode()) for n, tag in enumerate(sent) if tag in wanted.split(" || ")
+        b"%d %s" % (n, tag.encode())
+        for n, tag in enumerate(sent)
+        if tag in expression.split(" || ")
     ]
     got: list[bytes] = []
-    consumer = Consumer("t", "c", broker.tcp_address, tags=wanted, max_in_flight=in_flight)
+    consumer = Consumer("t", "c", broker.tcp_address, tags=expression, max_in_flight=in_flight)
     async with consumer:
         async for message in consumer:
             got.append(message.body)
@@ -108,9 +110,9 @@ async def test_changed_tags_of_an_empty_channel_are_logged(
             pass
         said = [record.getMessage() for record in caplog.records]
         changed = "the tags of channel c of topic t changed from red to blue,red, because no other"
-        assert any(changed in each for each in said)
+        assert any(changed in line for line in said)
         assert any(
-            "changed the channel's tags from ['red'] to ['blue', 'red']" in each for each in said
+            "changed the channel's tags from ['red'] to ['blue', 'red']" in line for line in said
         )
 
         # What an operator has set is never changed by a consumer, also after a restart.

@@ -56,7 +56,7 @@ def shown(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capfd.readouterr().out
 
 
-async def found(broker: BrokerProcess, id: str) -> Any:
+async def trace_of(broker: BrokerProcess, id: str) -> Any:
     url = f"http://{broker.http_address}/call/trace.find"
     async with (
         aiohttp.ClientSession() as session,
@@ -82,7 +82,7 @@ def test_a_search_takes_present_and_former_names(
 
 async def finished(broker: BrokerProcess, id: str) -> Any:
     """The trace of a message, once it is known to be finished."""
-    while (trace := await found(broker, id))["channels"][0]["state"] != "done":
+    while (trace := await trace_of(broker, id))["channels"][0]["state"] != "done":
         pass
     return trace
 
@@ -135,7 +135,7 @@ async def test_after_a_kill_the_trace_is_true(broker: BrokerProcess) -> None:
     async with consumer:
         message = await anext(consumer)
         id = message.id.decode()
-        while not any(e["event"] == "delivered" for e in (await found(broker, id))["events"]):
+        while not any(e["event"] == "delivered" for e in (await trace_of(broker, id))["events"]):
             pass
         broker.kill()
     broker.start()
@@ -153,7 +153,7 @@ async def one_given_up(broker: BrokerProcess) -> list[Any]:
     """The traces of two messages of a group, the first of which its member can not handle."""
     async with Producer(broker.tcp_address) as producer:
         sent = [await producer.send("orders", b"%d" % n, keys=(f"k{n}",)) for n in range(2)]
-    ids = [each.id.decode() for each in sent if each.id is not None]
+    ids = [message.id.decode() for message in sent if message.id is not None]
     tried = asyncio.Event()
     identity = Identity(client_id="till-3")
 
@@ -173,11 +173,11 @@ async def one_given_up(broker: BrokerProcess) -> list[Any]:
     ) as consumer:
         running = asyncio.create_task(consumer.run(handle))
         await tried.wait()
-        while (await found(broker, ids[1]))["channels"][0]["state"] != "done":
+        while (await trace_of(broker, ids[1]))["channels"][0]["state"] != "done":
             pass
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    return [await found(broker, id) for id in ids]
+    return [await trace_of(broker, id) for id in ids]
 
 
 def test_a_trace_names_the_group_members_and_their_dead_letters(

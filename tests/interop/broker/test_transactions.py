@@ -90,8 +90,8 @@ async def test_a_plain_consumer_sees_committed_messages_only(broker: Broker) -> 
     await connection.ask(commands.publish("mails", b"last"))
     assert await plain.next() == b"last"
     assert await mails.next() == b"last"
-    for each in (connection, plain, mails):
-        each.close()
+    for client in (connection, plain, mails):
+        client.close()
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
@@ -157,7 +157,7 @@ async def test_a_repeated_commit_of_one_request_is_answered_whatever_became_of_i
     answers = [json.loads(await connection.ask(whole))]
     core.delete_topic("orders")
     core.log.refuse_writes("for a test")
-    answers += [json.loads(await connection.ask(each)) for each in (whole, again)]
+    answers += [json.loads(await connection.ask(command)) for command in (whole, again)]
     assert answers == [{"status": "OK", "count": 1}] * 3
     assert "orders" not in core.topics
     core.log.accept_writes()
@@ -189,8 +189,8 @@ async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> N
     async with asking_often(checks=10_000) as broker:
         first, second = await connect(broker), await connect(broker)
         await add(first, "t", 0, "orders", b"one", begin={"group": "billing"})
-        asked = await checks(first)
-        assert asked | {"begun_at_ms": 0, "bytes": 0} == {
+        checked = await checks(first)
+        assert checked | {"begun_at_ms": 0, "bytes": 0} == {
             "id": "t",
             "group": "billing",
             "state": "silent",
@@ -201,7 +201,7 @@ async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> N
             "branches": {"b": 1},
             "checks": 1,
         }
-        waiting = [asyncio.create_task(checks(each)) for each in (first, second)]
+        waiting = [asyncio.create_task(checks(producer)) for producer in (first, second)]
         first.close()
         # A remaining producer is asked, and so is one that connects only now.
         assert (await waiting[1])["id"] == "t"
@@ -215,8 +215,8 @@ async def checks(connection: Connection) -> dict[str, Any]:
     """The transaction that a producer of the group is asked about."""
     async with asyncio.timeout(50):
         answer = await connection.call("transaction.checks", group="billing")
-    (asked,) = answer.fields["transactions"]
-    return dict(asked)
+    (checked,) = answer.fields["transactions"]
+    return dict(checked)
 
 
 async def test_a_transaction_set_aside_is_shown_and_committed_by_hand() -> None:
@@ -226,7 +226,7 @@ async def test_a_transaction_set_aside_is_shown_and_committed_by_hand() -> None:
         aside = await Plain.of(broker, "transactions-set-aside")
         assert [await aside.next(), await aside.next()] == [b"one", b"two"]
         listed = (await connection.call("transaction.list", state="set-aside")).fields
-        assert [each["id"] for each in listed["transactions"]] == ["t"]
+        assert [row["id"] for row in listed["transactions"]] == ["t"]
         shown = (await connection.call("transaction.show", id="t", max_body_bytes=2)).fields
         assert shown["messages"] == [
             {"topic": "orders", "body_bytes": 3, "body_base64": "b24="},
@@ -237,8 +237,8 @@ async def test_a_transaction_set_aside_is_shown_and_committed_by_hand() -> None:
         plain = await Plain.of(broker, "orders")
         assert [await plain.next(), await plain.next()] == [b"one", b"two"]
         assert (await connection.call("transaction.show", id="t")).fields["state"] == "committed"
-        for each in (connection, plain, aside):
-            each.close()
+        for client in (connection, plain, aside):
+            client.close()
 
 
 async def test_a_producer_that_hung_up_over_http_is_asked_nothing() -> None:
@@ -259,7 +259,7 @@ async def test_a_producer_that_hung_up_over_http_is_asked_nothing() -> None:
                 await asyncio.sleep(0.001)
         assert transactions.open["t"].checks == 0
         connection = await connect(broker)
-        asked = (await connection.call("transaction.checks", group="g")).fields["transactions"]
-        assert [(each["id"], each["checks"]) for each in asked] == [("t", 1)]
+        checked = (await connection.call("transaction.checks", group="g")).fields["transactions"]
+        assert [(row["id"], row["checks"]) for row in checked] == [("t", 1)]
         connection.close()
         await connection.wait_lost()

@@ -101,12 +101,12 @@ class Stage:
         except HTTPError as error:
             return error.code
 
-    def look(self, topic: str) -> Seen | None:
+    def poll(self, topic: str) -> Seen | None:
         """A topic as the stats show it now; None where there is none."""
         target = f"/stats?format=json&include_mem=false&topic={quote(topic)}"
-        for found in self.get(target)["topics"] or ():
-            seen: Seen = {name: found[name] for name in _TOPIC}
-            seen["channels"] = {c["channel_name"]: _channel(c) for c in found["channels"]}
+        for shown in self.get(target)["topics"] or ():
+            seen: Seen = {name: shown[name] for name in _TOPIC}
+            seen["channels"] = {c["channel_name"]: _channel(c) for c in shown["channels"]}
             return seen
         return None
 
@@ -114,7 +114,7 @@ class Stage:
         """Write down how topics look when they have come to rest."""
         before: dict[str, Seen | None] | None = None
         deadline_s = time.monotonic() + _PATIENCE_S
-        while (now := {topic: self.look(topic) for topic in topics}) != before:
+        while (now := {topic: self.poll(topic) for topic in topics}) != before:
             assert time.monotonic() < deadline_s, f"{topics} do not come to rest: {now}"
             before = now
             time.sleep(_STILL_S)
@@ -127,14 +127,14 @@ class Stage:
     def wait(self, topic: str, channel: str, field: str, value: int) -> None:
         """Wait until a channel's field has a value."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        while (seen := self.look(topic)) is None or seen["channels"][channel][field] != value:
+        while (seen := self.poll(topic)) is None or seen["channels"][channel][field] != value:
             assert time.monotonic() < deadline_s, f"{field} does not become {value}: {seen}"
             time.sleep(_STILL_S)
 
 
-def _channel(found: Seen) -> Seen:
-    seen: Seen = {name: found[name] for name in _CHANNEL}
-    clients = [{name: client[name] for name in _CLIENT} for client in found["clients"]]
+def _channel(shown: Seen) -> Seen:
+    seen: Seen = {name: shown[name] for name in _CHANNEL}
+    clients = [{name: client[name] for name in _CLIENT} for client in shown["clients"]]
     return seen | {"clients": sorted(clients, key=json.dumps)}
 
 
@@ -225,8 +225,8 @@ def a_paused_topic_keeps_what_is_published(stage: Stage) -> None:
     late = stage.consumer("p2", "late", ready=9)
     stage.see("with one channel more", "p2")
     stage.note("unpause", stage.post("/topic/unpause", topic="p2"))
-    for each in (consumer, late):
-        stage.note("then come", sorted(body_of(each.receive()) for _ in range(2)))
+    for client in (consumer, late):
+        stage.note("then come", sorted(body_of(client.receive()) for _ in range(2)))
     stage.see("unpaused", "p2")
 
 
@@ -271,9 +271,9 @@ def a_deleted_channel_closes_its_consumers(stage: Stage) -> None:
     stage.publish("d1", "1", "2", "3")
     stage.see("two channels", "d1")
     stage.note("delete", [stage.post("/channel/delete", topic="d1", channel="c") for _ in range(2)])
-    for each in consumers:
-        each.receive()
-        stage.note("its consumer is closed", ended(each))
+    for client in consumers:
+        client.receive()
+        stage.note("its consumer is closed", ended(client))
     stage.note("the other gets", [body_of(other.receive()) for _ in range(3)])
     stage.see("deleted", "d1")
     again = stage.consumer("d1", "c", ready=5)
@@ -382,7 +382,7 @@ def a_restart_keeps_messages_and_begins_to_count_anew(stage: Stage) -> None:
     stage.see("after", *topics)
     consumer = stage.consumer("r1", "c", ready=9)
     again = [consumer.receive() for _ in range(3)]
-    stage.note("messages", sorted(body_of(each) for each in again))
+    stage.note("messages", sorted(body_of(message) for message in again))
     stage.publish("r1", "5")
     stage.note("new", body_of(consumer.receive()))
     stage.post("/topic/unpause", topic="r3")

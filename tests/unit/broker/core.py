@@ -106,7 +106,7 @@ class Client:
         return self
 
     def finish(self, *numbers: int) -> None:
-        """Finish messages by their place among those it got; all by default."""
+        """Finish messages by their index among those it got; all by default."""
         for number in numbers or range(len(self.got)):
             self.channel.finish(self.consumer, self.offset(number))
 
@@ -190,8 +190,8 @@ class Core:
         sample: int = 0,
         says_started: bool = False,
     ) -> Client:
-        found = self.channel(topic, channel)
-        return Client(found, timeout_ns, sample, says_started=says_started)
+        subscribed = self.channel(topic, channel)
+        return Client(subscribed, timeout_ns, sample, says_started=says_started)
 
     def wait(self, duration_ns: int) -> None:
         self.clock.advance(duration_ns)

@@ -177,6 +177,6 @@ def test_no_trace_is_found_of_a_message_that_is_not_confirmed(tmp_path: Path) ->
     with pytest.raises(TraceNotFound):
         Search(Folder(tmp_path, broker.visible_position), lambda: False).by_id(id)
     broker.confirm(broker.log.position)
-    found = Search(Folder(tmp_path, broker.visible_position), lambda: False).by_id(id)
-    assert [trace.offset for trace in found.traces] == [0]
+    result = Search(Folder(tmp_path, broker.visible_position), lambda: False).by_id(id)
+    assert [trace.offset for trace in result.traces] == [0]
     storage.close()

@@ -26,8 +26,8 @@ def fetched(core: Core, channel: Channel, offset: int, max_bytes: int = 1 << 20)
     return fetch.read_on(channel.source, 1000, max_bytes, channel.channel_filter)
 
 
-def bodies(found: Fetched) -> list[bytes]:
-    return [message.body for part in found.frames for message in parse(bytes(part))]
+def bodies(answer: Fetched) -> list[bytes]:
+    return [message.body for part in answer.frames for message in parse(bytes(part))]
 
 
 def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
@@ -39,8 +39,8 @@ def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
     assert bodies(fetched(core, channel, 0)) == [b"now"]
     assert (channel.depth, channel.deferred_count) == (1, 1)
     core.wait(SECOND_NS)
-    found = fetched(core, channel, 0)
-    assert (bodies(found), found.next_offset) == ([b"now", b"later"], 3)
+    answer = fetched(core, channel, 0)
+    assert (bodies(answer), answer.next_offset) == ([b"now", b"later"], 3)
     assert (channel.depth, channel.deferred_count) == (2, 0)
     assert other.bodies == [b"now", b"later"]
     assert channel.group is not None
@@ -67,12 +67,12 @@ def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     topic.stage([b"red"], 0, [(0, Properties(tag="red").pack())])
     core.broker.commit()
     offset, steps = 0, 0
-    while not (found := fetched(core, channel, offset)).count:
-        assert not found.is_end
-        assert found.next_offset > offset
-        offset, steps = found.next_offset, steps + 1
+    while not (answer := fetched(core, channel, offset)).count:
+        assert not answer.is_end
+        assert answer.next_offset > offset
+        offset, steps = answer.next_offset, steps + 1
     assert steps == 2
-    assert found.next_offset == 9
+    assert answer.next_offset == 9
 
 
 def test_emptied_and_held_back_messages_are_not_fetched() -> None:
@@ -85,8 +85,8 @@ def test_emptied_and_held_back_messages_are_not_fetched() -> None:
     assert bodies(fetched(core, channel, 0)) == [b"one"]
     topic.set_paused(True)
     core.publish("t", b"two")
-    found = fetched(core, channel, 0)
-    assert (bodies(found), found.next_offset, found.is_end) == ([b"one"], 2, True)
+    answer = fetched(core, channel, 0)
+    assert (bodies(answer), answer.next_offset, answer.is_end) == ([b"one"], 2, True)
     topic.set_paused(False)
     assert bodies(fetched(core, channel, 2)) == [b"two"]
 
@@ -96,8 +96,8 @@ def test_the_log_keeps_uncommitted_messages_and_drops_the_rest() -> None:
     channel = group(core)
     sent = core.fill("t", 4)
     core.checkpoint()
-    found = fetched(core, channel, 0)
-    assert bodies(found) == sent
+    answer = fetched(core, channel, 0)
+    assert bodies(answer) == sent
     assert channel.group is not None
     channel.group.commit(len(sent) - 1)
     core.broker.write_journal()

@@ -21,13 +21,13 @@ def send(
     core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool = True
 ) -> ProducerSend:
     """Send as a server does. Raises TooOld and Reused."""
-    found = core.broker.topic(topic)
-    known = core.broker.producers.find(sent, found)
-    if known is not None:
-        return known
-    offset = found.next_offset
-    receipt = found.stage(list(bodies), 0, marked([], sent))
-    staged = ProducerSend(receipt, found.id, offset, sent.count)
+    target = core.broker.topic(topic)
+    earlier = core.broker.producers.find(sent, target)
+    if earlier is not None:
+        return earlier
+    offset = target.next_offset
+    receipt = target.stage(list(bodies), 0, marked([], sent))
+    staged = ProducerSend(receipt, target.id, offset, sent.count)
     core.broker.producers.add(sent, staged, core.clock())
     if commit:
         core.broker.commit()
@@ -71,8 +71,8 @@ def test_a_send_lost_in_a_power_cut_does_not_count_as_stored() -> None:
         sent = send(core, Sent(A, 1, 1), b"1")
         core.broker.begin_segment()
         core.kill(power=True)
-        found = scan(core.broker.log.segments, 0, RecoveryReport())
-        is_there = any(header.next_position == sent.receipt.position for header, _ in found)
+        records = scan(core.broker.log.segments, 0, RecoveryReport())
+        is_there = any(header.next_position == sent.receipt.position for header, _ in records)
         again = send(core, Sent(A, 1, 1), b"1")
         assert (again.receipt.position == sent.receipt.position and again.offset == 1) == is_there
         taken += not is_there
@@ -112,19 +112,19 @@ def test_sends_may_come_in_any_order_within_the_window_only() -> None:
 
 def test_the_longest_silent_producer_is_forgotten_and_its_repetition_not_trusted() -> None:
     core = Core()
-    known = core.broker.producers = ProducerState(2, 1000)
-    known.topics = core.broker.by_id
+    producers = core.broker.producers = ProducerState(2, 1000)
+    producers.topics = core.broker.by_id
     tried_ns = core.clock()
     for producer in (A, B, C):
         core.clock.advance(1)
         send(core, Sent(producer, 1, 1), producer)
-    assert len(known) == 2
+    assert len(producers) == 2
     topic = core.broker.topics["t"]
     with pytest.raises(TooOld, match="was forgotten"):
-        known.find(Sent(A, 1, 1), topic, tried_ns)
-    assert known.find(Sent(A, 2, 1), topic) is None, "it is sent for the first time"
+        producers.find(Sent(A, 1, 1), topic, tried_ns)
+    assert producers.find(Sent(A, 2, 1), topic) is None, "it is sent for the first time"
     core.clock.advance(11 * SECOND_NS)
-    assert known.find(Sent(A, 3, 1), topic, core.clock()) is None, "since it was forgotten"
+    assert producers.find(Sent(A, 3, 1), topic, core.clock()) is None, "since it was forgotten"
     core.stop()
     with pytest.raises(TooOld, match="was forgotten"):
         core.broker.producers.find(Sent(A, 1, 1), core.broker.topics["t"], tried_ns)
@@ -136,8 +136,8 @@ def test_earlier_sends_of_a_forgotten_producer_are_not_trusted_when_it_returns(
 ) -> None:
     """The window that he had got anew knew nothing of it, and it was stored twice."""
     core = Core()
-    known = core.broker.producers = ProducerState(2, 1000)
-    known.topics = core.broker.by_id
+    producers = core.broker.producers = ProducerState(2, 1000)
+    producers.topics = core.broker.by_id
     tried_ns = core.clock()
     for producer in (A, B, C):
         core.clock.advance(1)
@@ -146,11 +146,11 @@ def test_earlier_sends_of_a_forgotten_producer_are_not_trusted_when_it_returns(
     core.clock.advance(11 * SECOND_NS)
     if restarted:
         core.stop()
-    known, topic = core.broker.producers, core.broker.topics["t"]
+    producers, topic = core.broker.producers, core.broker.topics["t"]
     with pytest.raises(TooOld, match="was forgotten"):
-        known.find(Sent(A, 1, 1), topic, tried_ns)
-    assert known.find(Sent(A, 3, 1), topic, core.clock()) is None
-    again = known.find(Sent(A, 2, 1), topic, tried_ns)
+        producers.find(Sent(A, 1, 1), topic, tried_ns)
+    assert producers.find(Sent(A, 3, 1), topic, core.clock()) is None
+    again = producers.find(Sent(A, 2, 1), topic, tried_ns)
     assert again is not None
     assert again.offset == 3
 
@@ -189,14 +189,14 @@ def test_marks_are_found_beside_other_properties() -> None:
 
 
 def test_a_segment_head_keeps_as_many_producers_as_fit() -> None:
-    known = ProducerState.beside(2 << 20)
+    producers = ProducerState.beside(2 << 20)
     receipt = Receipt()
     receipt.position = 8
     for number in range(5000):
         producer = number.to_bytes(16, "big")
-        known.add(Sent(producer, 1, 1), ProducerSend(receipt, 1, number, 1), number)
-    assert known.send_count == len(known) == 1024
-    entries = list(known.entries(8))
+        producers.add(Sent(producer, 1, 1), ProducerSend(receipt, 1, number, 1), number)
+    assert producers.send_count == len(producers) == 1024
+    entries = list(producers.entries(8))
     assert max(map(len, entries)) < 1 << 16
     assert sum(map(len, entries)) < 1 << 17
     other = ProducerState.beside(2 << 20)

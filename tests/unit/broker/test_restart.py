@@ -30,8 +30,8 @@ from martlet.log.recovery import RecoveryReport, scan
 
 def record_positions(broker: BrokerCore, kind: RecordKind) -> list[int]:
     """Where the log's records of a kind are."""
-    found = scan(broker.log.segments, 0, RecoveryReport())
-    return [header.position for header, _ in found if header.kind == kind]
+    records = scan(broker.log.segments, 0, RecoveryReport())
+    return [header.position for header, _ in records if header.kind == kind]
 
 
 def make_topics(core: Core, count: int) -> None:

@@ -21,21 +21,21 @@ MINUTE_NS = 60 * SECOND_NS
 
 
 def configure(core: Core, topic: str = "t", channel: str = "c", **policy: Any) -> Channel:
-    found = core.channel(topic, channel)
+    configured = core.channel(topic, channel)
     core.broker.topic(topic).configure_channel(channel, ChannelPolicy().changed(policy))
-    return found
+    return configured
 
 
 def dead_letters(core: Core, topic: str = "t.c.dead") -> list[tuple[bytes, Properties]]:
     """Bodies and properties of all that is stored in a dead-letter topic."""
     channel = core.broker.find_topic(topic).find_channel(CHANNEL)
     cursor = channel.cursor
-    found = []
+    dead = []
     for offset in range(channel.source.limit):
         frame = cursor.frame(offset, 1)
         assert frame is not None
-        found.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
-    return found
+        dead.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
+    return dead
 
 
 def test_without_a_policy_a_message_comes_again_for_ever() -> None:
@@ -136,8 +136,8 @@ def test_a_timeout_waits_and_counts_as_well() -> None:
     core.wait(SECOND_NS)
     assert channel.timeout_count == 4
     systems = [properties.system for _, properties in dead_letters(core)]
-    assert [each["dead_reason"] for each in systems] == ["timeout"] * 2
-    assert [each["dead_failures"] for each in systems] == ["2"] * 2
+    assert [system["dead_reason"] for system in systems] == ["timeout"] * 2
+    assert [system["dead_failures"] for system in systems] == ["2"] * 2
     assert [client.consumer.in_flight_count for client in clients] == [0, 0]
 
 

@@ -53,8 +53,8 @@ def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable() -> N
     checkpoint.save(copy.storage)
     recovery.saved(checkpoint)
     again, _ = open_copy(copy.storage.crash())  # type: ignore[attr-defined]
-    found = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
-    assert (found.checkpoint_position, found.notes) == (base, [])
+    resumed = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
+    assert (resumed.checkpoint_position, resumed.notes) == (base, [])
 
 
 def test_a_state_is_built_without_a_search_of_the_unwritten_rest(
@@ -95,7 +95,7 @@ def test_a_promoted_broker_reports_what_no_replica_has_undamaged() -> None:
     broker, restored = promote(
         copy, recovery, 2, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES
     )
-    assert [(each.start, each.end) for each in restored.report.damaged] == [(first, second)]
+    assert [(damage.start, damage.end) for damage in restored.report.damaged] == [(first, second)]
     report = RecoveryReport()
     assert sum(1 for _ in scan(list(broker.log.segments), 0, report))
     assert broker.topics["t"].queue.end_offset == 3
@@ -137,11 +137,11 @@ def test_what_is_retired_leaves_the_indexes(monkeypatch: pytest.MonkeyPatch) -> 
     assert index.end_row - index.first_row < 100
     assert len(copy.storage.names("index")) == 2
     again, _ = open_copy(copy.storage.crash())  # type: ignore[attr-defined]
-    found = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
-    assert (found.checkpoint_position, found.notes) == (recovery.checkpoint_position, [])
-    found.follow(again.end_position)
+    resumed = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
+    assert (resumed.checkpoint_position, resumed.notes) == (recovery.checkpoint_position, [])
+    resumed.follow(again.end_position)
     for name in ("t", "kept"):
-        ours, theirs = recovery.find_topic(name).queue, found.find_topic(name).queue
+        ours, theirs = recovery.find_topic(name).queue, resumed.find_topic(name).queue
         assert theirs.start_offset == ours.start_offset
         assert theirs.end_offset == ours.end_offset
         rows = (ours.index.array(0, 1 << 40), theirs.index.array(0, 1 << 40))

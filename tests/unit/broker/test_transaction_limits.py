@@ -80,7 +80,7 @@ def test_a_group_known_before_a_restart_is_asked_as_often_as_others() -> None:
     core.kill()
     core.wait(7 * SECOND_NS)
     assert core.broker.transactions.state("t") is S.SILENT
-    assert [each.checks for each in core.broker.transactions.take_due("g")] == [1]
+    assert [transaction.checks for transaction in core.broker.transactions.take_due("g")] == [1]
 
 
 def test_rolled_back_messages_stay_out_of_those_added_anew_after_a_power_cut() -> None:

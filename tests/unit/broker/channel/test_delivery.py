@@ -369,8 +369,8 @@ def test_of_a_run_of_answers_all_that_can_be_is_done_at_once() -> None:
     client.finish(3)
 
     def left(*offsets: int) -> list[int]:
-        found: list[int] = channel.finish_run(consumer, np.array(offsets, np.int64)).tolist()
-        return found
+        left: list[int] = channel.finish_run(consumer, np.array(offsets, np.int64)).tolist()
+        return left
 
     assert left(3) == [3]
     assert left(-1, 3, 10) == [-1, 3, 10]

@@ -49,7 +49,7 @@ def test_the_attempts_before_a_kill_are_known_after_it_once_the_cursor_is_writte
     client = core.client("t", timeout_ns=SECOND_NS).ready(1)
     core.publish("t", b"a")
     client.requeue(0)
-    assert [each.attempts for each in client.got] == [1, 2]
+    assert [message.attempts for message in client.got] == [1, 2]
     core.broker.moved.write_first(client.channel)
     assert not client.channel.dirty
     core.broker.moved.write_first(client.channel)
@@ -81,15 +81,15 @@ def test_a_touch_may_give_another_time_up_to_the_maximum(queues: int) -> None:
     client = Client(channel, SECOND_NS)
     consumer: Any = client.ready(1).consumer
     core.publish("t", b"a")
-    place = channel.queue.offset_of(client.got[0].id)
+    offset = channel.queue.offset_of(client.got[0].id)
     now_ns = core.clock()
-    assert channel.touch(consumer, place, 5 * SECOND_NS) == now_ns + 5 * SECOND_NS
+    assert channel.touch(consumer, offset, 5 * SECOND_NS) == now_ns + 5 * SECOND_NS
     core.wait(4 * SECOND_NS)
     assert channel.in_flight_count == 1
-    assert channel.touch(consumer, place) == core.clock() + SECOND_NS
-    assert channel.touch(consumer, place, 60 * SECOND_NS) == now_ns + 10 * SECOND_NS
+    assert channel.touch(consumer, offset) == core.clock() + SECOND_NS
+    assert channel.touch(consumer, offset, 60 * SECOND_NS) == now_ns + 10 * SECOND_NS
     client.ready(0)
     core.wait(6 * SECOND_NS)
     assert channel.in_flight_count == 0
-    channel.finish_ended(place, 1)
+    channel.finish_ended(offset, 1)
     assert channel.depth == 0

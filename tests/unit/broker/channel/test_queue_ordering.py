@@ -109,7 +109,9 @@ def test_only_the_first_times_out_and_the_time_of_the_next_begins_when_it_is_fin
     core.wait(60 * SECOND_NS)
     assert [(got.body, got.attempts) for got in client.got] == [(b"3", 2)]
     pending = core.channel("t").cursor.pending.by_offset
-    assert {offset: (each.attempts, each.failures) for offset, each in pending.items()} == {
+    assert {
+        offset: (message.attempts, message.failures) for offset, message in pending.items()
+    } == {
         3: (2, 1),
         **dict.fromkeys(range(4, 8), (0, 0)),
     }
@@ -137,7 +139,9 @@ def test_only_the_first_of_a_lost_client_has_failed() -> None:
     client.channel.started(client.consumer, client.offset(1))
     client.leave()
     pending = core.channel("t").cursor.pending.by_offset
-    assert [(offset, each.attempts, each.failures) for offset, each in pending.items()] == [
+    assert [
+        (offset, message.attempts, message.failures) for offset, message in pending.items()
+    ] == [
         (1, 1, 1),
         *[(offset, 0, 0) for offset in range(2, 6)],
     ]

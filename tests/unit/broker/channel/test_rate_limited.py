@@ -15,9 +15,9 @@ MILLISECOND_NS = SECOND_NS // 1000
 
 def limit(core: Core, topic: str, **changes: object) -> None:
     """Set the policy of channel c."""
-    found = core.broker.topic(topic)
-    channel = found.channel("c")
-    found.configure_channel("c", channel.policy.configured(changes))
+    target = core.broker.topic(topic)
+    channel = target.channel("c")
+    target.configure_channel("c", channel.policy.configured(changes))
 
 
 def rising(client: Client) -> list[int]:

@@ -40,9 +40,9 @@ def keeper(core: Core) -> Channel:
 
 
 def all_letters(core: Core) -> list[DeadLetter]:
-    found, following = letters(keeper(core), 0, 100)
+    listed, following = letters(keeper(core), 0, 100)
     assert following is None
-    return found
+    return listed
 
 
 def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
@@ -59,14 +59,14 @@ def test_letters_are_paged_and_selected_by_their_properties() -> None:
     first, following = letters(keeper(core), 0, 2)
     assert [letter.body for letter in first] == [b"a", b"b"]
     assert following == 2
-    found = all_letters(core)
+    listed = all_letters(core)
 
     def chosen(selection: DeadLetterSelection) -> list[bytes]:
-        return [letter.body for letter in found if selection.wants(letter)]
+        return [letter.body for letter in listed if selection.wants(letter)]
 
     now_ms = core.clock.now_ns // 10**6
     assert chosen(DeadLetterSelection()) == [b"a", b"b", b"c"]
-    assert chosen(DeadLetterSelection(ids=[found[1].id, found[2].note("id")])) == [b"b", b"c"]
+    assert chosen(DeadLetterSelection(ids=[listed[1].id, listed[2].note("id")])) == [b"b", b"c"]
     assert chosen(DeadLetterSelection(error="error 1")) == [b"b"]
     assert chosen(DeadLetterSelection(reason="max_attempts", topic="t", channel="c")) == [
         b"a",
@@ -155,9 +155,9 @@ def test_a_letter_that_dies_again_knows_how_often_it_was_brought_back() -> None:
 def test_those_before_and_behind_a_letter_that_is_taken_stay_and_keep_their_order() -> None:
     core = Core()
     dead(core, *[b"%d" % number for number in range(6)])
-    found = all_letters(core)
-    purge(found[3])
-    back(core, found[1])
+    listed = all_letters(core)
+    purge(listed[3])
+    back(core, listed[1])
     core.broker.write_journal()
     core.kill()
     assert keeper(core).depth == 4

@@ -49,9 +49,9 @@ def due_now(core: Core, duration_ns: int = 0) -> None:
 def listed(
     core: Core, topic: str, behind: ListingPosition | None = None, max_count: int = 100
 ) -> list[bytes]:
-    *_, found = core.broker.delays.listing(core.broker.topics[topic], behind, max_count)
-    assert found is not None
-    return [each.id.encode() for _, each in found]
+    *_, messages = core.broker.delays.listing(core.broker.topics[topic], behind, max_count)
+    assert messages is not None
+    return [message.id.encode() for _, message in messages]
 
 
 def buckets(core: Core) -> list[Bucket]:
@@ -220,10 +220,10 @@ def test_a_list_goes_on_where_it_ended() -> None:
     core.channel("t")
     ids = {s: delay(core, "t", b"%d" % s, delay_ns=s * SECOND_NS)[0] for s in (30, 10, 7200, 20)}
     topic = core.broker.topics["t"]
-    *_, found = core.broker.delays.listing(topic, None, 3)
-    assert found is not None
-    assert [each.id.encode() for _, each in found] == [ids[10], ids[20], ids[30]]
-    assert listed(core, "t", found[-1][0], 3) == [ids[7200]]
+    *_, messages = core.broker.delays.listing(topic, None, 3)
+    assert messages is not None
+    assert [message.id.encode() for _, message in messages] == [ids[10], ids[20], ids[30]]
+    assert listed(core, "t", messages[-1][0], 3) == [ids[7200]]
 
 
 def test_a_deleted_topic_takes_its_delayed_messages_with_it() -> None:
@@ -370,12 +370,12 @@ def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         at_ns = (30 + seconds) * SECOND_NS
         expected.append((seconds, b"%d" % number))
         delay(core, "t", b"%d" % number, delay_ns=at_ns)
-    (found,) = {len(b._upcoming) <= 40 for b in buckets(core)}
-    assert found
+    (are_few,) = {len(b._upcoming) <= 40 for b in buckets(core)}
+    assert are_few
     for _ in range(130):
         due_now(core, SECOND_NS)
         assert all(len(b._upcoming) <= 60 for b in buckets(core))
-    assert [body for _, body in sorted(expected, key=lambda each: each[0])] == client.bodies
+    assert [body for _, body in sorted(expected, key=lambda row: row[0])] == client.bodies
 
 
 def test_messages_put_off_by_a_full_disk_take_no_more_memory(
@@ -394,7 +394,7 @@ def test_messages_put_off_by_a_full_disk_take_no_more_memory(
     core.broker.log.end_segment()
     for _ in range(100):
         due_now(core, SECOND_NS)
-        assert all(len(each._upcoming) <= 60 for each in buckets(core))
+        assert all(len(bucket._upcoming) <= 60 for bucket in buckets(core))
     assert client.bodies == []
     core.storage.capacity_bytes = None
     core.broker.log.refresh_full()
@@ -414,7 +414,7 @@ def test_many_that_come_when_they_are_nearly_due_keep_their_order(
     times = {number: 1 + number * 7919 % 97 for number in range(200)}
     for number, seconds in times.items():
         delay(core, "t", b"%d" % number, delay_ns=seconds * SECOND_NS // 5)
-        assert all(len(each._upcoming._fresh) <= 10 for each in buckets(core))
+        assert all(len(bucket._upcoming._fresh) <= 10 for bucket in buckets(core))
     for _ in range(20):
         due_now(core, SECOND_NS)
     assert list(map(int, client.bodies)) == [*sorted(times, key=lambda n: times[n]), -1]
@@ -480,12 +480,12 @@ def test_forwards_found_at_a_start_are_uncertain_until_the_next_flush() -> None:
     due_now(core, SECOND_NS)
     core.kill()
     (bucket,) = buckets(core)
-    known = DoneBitmap()
-    known.apply(bucket.journal_marks(certain=True) or b"")
-    assert (bucket.pending_count, known.count) == (0, 0)
+    marks = DoneBitmap()
+    marks.apply(bucket.journal_marks(certain=True) or b"")
+    assert (bucket.pending_count, marks.count) == (0, 0)
     core.flush()
-    known.apply(bucket.journal_marks(certain=True) or b"")
-    assert known.count == 1
+    marks.apply(bucket.journal_marks(certain=True) or b"")
+    assert marks.count == 1
 
 
 def test_a_log_with_its_last_segment_used_by_the_journal_goes_on_when_there_is_space() -> None:

@@ -24,15 +24,15 @@ def test_the_bitmap_is_a_set_of_offsets(added: list[set[int]], doubtful: set[int
     small = pytest.MonkeyPatch()
     small.setattr(marks_module, "_PIECE", 3)
     small.setattr(marks_module, "OLDEST", 4)
-    marks, known, entries = DoneBitmap(), set[int](), []
+    marks, expected, entries = DoneBitmap(), set[int](), []
     for some in added:
         offsets = np.array(sorted(some), np.int64)
-        assert set(marks.add(offsets).tolist()) == some - known
-        known |= some
+        assert set(marks.add(offsets).tolist()) == some - expected
+        expected |= some
         entries.append(pack_offsets(offsets))
-    assert marked(marks) == known
-    assert marks.count == len(known)
-    left = sorted(set(range(80)) - known)
+    assert marked(marks) == expected
+    assert marks.count == len(expected)
+    left = sorted(set(range(80)) - expected)
     assert marks.front == left[0]
     assert marks.unmarked(0, 80).tolist() == left
     assert marks.unmarked(5, 80, 3).tolist() == [o for o in left if o >= 5][:3]
@@ -40,12 +40,12 @@ def test_the_bitmap_is_a_set_of_offsets(added: list[set[int]], doubtful: set[int
     assert [*below, *(o for o in left if o >= floor)] == left
     assert len(below) <= 4
     every = np.arange(80, dtype=np.uint64)
-    assert set(np.flatnonzero(marks.has_each(every)).tolist()) == known
-    uncertain = np.array(sorted(doubtful & known), np.int64)
+    assert set(np.flatnonzero(marks.has_each(every)).tolist()) == expected
+    uncertain = np.array(sorted(doubtful & expected), np.int64)
     copy = DoneBitmap()
     copy.apply(marks.pack(uncertain))
-    assert (marked(copy), copy.count) == (known - doubtful, len(known - doubtful))
+    assert (marked(copy), copy.count) == (expected - doubtful, len(expected - doubtful))
     for entry in [*reversed(entries), marks.pack()]:
         copy.apply(entry)
-    assert (marked(copy), copy.count, copy.front) == (known, len(known), marks.front)
+    assert (marked(copy), copy.count, copy.front) == (expected, len(expected), marks.front)
     small.undo()

@@ -117,8 +117,8 @@ def _channels(core: Core) -> None:
 def _group(core: Core) -> None:
     topic = core.broker.topic("grouped")
     topic.channel("g")
-    wanted = ChannelPolicy(kind="offsets", retry_delays_ms=(100, 1000), max_attempts=3)
-    topic.configure_channel("g", wanted)
+    policy = ChannelPolicy(kind="offsets", retry_delays_ms=(100, 1000), max_attempts=3)
+    topic.configure_channel("g", policy)
     core.publish("grouped", *(b"%d" % number for number in range(9)))
     group = topic.channels["g"].group
     assert group is not None
@@ -183,7 +183,7 @@ def entries(core: Core) -> list[tuple[str, RecordKind, int, bytes]]:
     Among them are those that batches of half messages begin with, as of the kind BATCH.
     """
     half = core.broker.transactions.half
-    found: list[tuple[str, RecordKind, int, bytes]] = []
+    entries: list[tuple[str, RecordKind, int, bytes]] = []
     for header, record in scan(core.broker.log.segments, 0, RecoveryReport()):
         kind = RecordKind(header.kind)
         entry = bytes(payload(header, record))
@@ -193,10 +193,10 @@ def entries(core: Core) -> list[tuple[str, RecordKind, int, bytes]]:
             entry = entry[FRAME_HEADER_BYTES : 4 + int.from_bytes(entry[:4], "big")]
         elif kind not in JOURNAL:
             continue
-        found.append(("log", kind, header.topic, entry))
+        entries.append(("log", kind, header.topic, entry))
     loaded = checkpoint_file.load(core.storage)
     assert not isinstance(loaded, str)
-    return [*found, *(("checkpoint", *entry) for entry in loaded.entries)]
+    return [*entries, *(("checkpoint", *entry) for entry in loaded.entries)]
 
 
 def line(where: str, kind: RecordKind, topic: int, entry: bytes) -> str:

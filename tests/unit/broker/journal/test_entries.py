@@ -63,8 +63,8 @@ def test_an_entry_that_is_read_and_written_is_the_same(kind: RecordKind, entry: 
 
 
 def test_each_op_is_among_the_bytes() -> None:
-    found = {json_of(entry).get("op") for _, entry in JSON} - {None}
-    assert found == {each.op for each in get_args(TransactionEntry)} | {
+    ops = {json_of(entry).get("op") for _, entry in JSON} - {None}
+    assert ops == {kind.op for kind in get_args(TransactionEntry)} | {
         "snapshot",
         "topic",
         "topic_deleted",
@@ -134,10 +134,10 @@ def test_a_batch_of_an_early_version_has_no_times_and_outcomes_had_no_length() -
         "branches": {"b": [[7, 1, "t", -1, 99]]},
     }
     entry = packed({"op": "all", "transactions": [transaction]}) + b"\0outcomes"
-    found = decode(RecordKind.TRANSACTION, entry)
-    assert isinstance(found, AllTransactionsEntry)
-    assert found.transactions[0].branches == {"b": (HalfBatch(7, 1, "t", -1, 99, 0),)}
-    assert (found.outcomes_bytes, found.packed) == (None, b"outcomes")
+    decoded = decode(RecordKind.TRANSACTION, entry)
+    assert isinstance(decoded, AllTransactionsEntry)
+    assert decoded.transactions[0].branches == {"b": (HalfBatch(7, 1, "t", -1, 99, 0),)}
+    assert (decoded.outcomes_bytes, decoded.packed) == (None, b"outcomes")
 
 
 def test_a_topic_of_an_early_version_has_the_first_key_hash() -> None:

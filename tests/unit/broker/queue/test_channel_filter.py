@@ -22,7 +22,7 @@ def publish(core: Core, regions: list[str]) -> None:
         for number, region in enumerate(regions)
         if region
     ]
-    core.broker.topic("t").stage([each.encode() for each in regions], 0, entries)
+    core.broker.topic("t").stage([region.encode() for region in regions], 0, entries)
     core.broker.commit()
 
 
@@ -41,7 +41,7 @@ def finish_all(client: Client, done: int = 0) -> None:
 
 
 def filtered_in_log(channel: Channel) -> int:
-    counts = dict(divmod(each, 1 << 56) for each in counts_of(channel))
+    counts = dict(divmod(count, 1 << 56) for count in counts_of(channel))
     return counts.get(ChannelCount.FILTERED, 0)
 
 

@@ -25,8 +25,8 @@ class Group:
         self.core = Core(segment_bytes=1 << 20)
         topic = self.core.broker.topic("t")
         topic.channel("g")
-        wanted = ChannelPolicy(kind="offsets", retry_delays_ms=DELAYS_MS, max_attempts=3)
-        topic.configure_channel("g", wanted.changed(policy))
+        defaults = ChannelPolicy(kind="offsets", retry_delays_ms=DELAYS_MS, max_attempts=3)
+        topic.configure_channel("g", defaults.changed(policy))
         topic.stage([b"%d" % n for n in range(100)])
         self.core.broker.commit()
 
@@ -101,9 +101,9 @@ def test_only_a_message_started_alone_is_given_up() -> None:
     group = Group()
     for _ in range(5):
         group.lose((0, 3))
-    assert [each[3] for each in group.as_rows()] == [False] * 3
+    assert [row[3] for row in group.as_rows()] == [False] * 3
     group.lose((1, 2), alone=True)
-    assert [(each[0], each[3]) for each in group.as_rows()] == [(0, False), (1, True), (2, False)]
+    assert [(row[0], row[3]) for row in group.as_rows()] == [(0, False), (1, True), (2, False)]
 
 
 def test_the_first_failure_delays_nothing_and_later_ones_by_the_policy() -> None:

@@ -60,8 +60,8 @@ def test_the_window_works_like_a_dict(seed: int, monkeypatch: pytest.MonkeyPatch
             holder = random.randrange(1, 4)
             first, end = sorted(window.next - random.randrange(60) for _ in range(2))
             released = window.release_range(holder, first, end).tolist()
-            wanted = [o for o, h in plain.held.items() if h == holder and first <= o < end]
-            assert released == sorted(wanted)
+            expected = [o for o, h in plain.held.items() if h == holder and first <= o < end]
+            assert released == sorted(expected)
             for offset in released:
                 del plain.held[offset]
         else:

@@ -28,28 +28,28 @@ def test_pending_messages_work_like_a_dict(seed: int) -> None:
     for _ in range(2000):
         offset = random.randrange(12)
         act = random.randrange(7)
-        known = plain.get(offset)
-        if act <= 1 and (known is None or known.owner is not None):
+        entry = plain.get(offset)
+        if act <= 1 and (entry is None or entry.owner is not None):
             due_ns = now_ns + random.choice([0, 0, 3, 10])
             pending.wait(offset, 5, due_ns, now_ns)
             plain[offset] = Plain(5, due_ns, None, due_ns <= now_ns)
             changed.add(offset)
-        elif act <= 3 and (known is None or known.owner is not None or known.ready):
+        elif act <= 3 and (entry is None or entry.owner is not None or entry.ready):
             deadline_ns = now_ns + random.choice([1, 3, 3, 10])
             pending.hold(offset, 6, "me", now_ns, deadline_ns)
             plain[offset] = Plain(6, deadline_ns, "me")
             changed.add(offset)
-        elif act == 4 and known is not None:
+        elif act == 4 and entry is not None:
             pending.remove(offset)
             del plain[offset]
             changed.add(offset)
         elif act == 5:
             now_ns += random.randrange(4)
             overdue = pending.expire(now_ns)
-            wanted = {o for o, p in plain.items() if p.owner is not None and p.due_ns <= now_ns}
-            assert len(overdue) == len(wanted), "each expires once"
-            assert {o for o, _ in overdue} == wanted
-            for o in wanted:
+            expected = {o for o, p in plain.items() if p.owner is not None and p.due_ns <= now_ns}
+            assert len(overdue) == len(expected), "each expires once"
+            assert {o for o, _ in overdue} == expected
+            for o in expected:
                 pending.wait(o, 7, now_ns, now_ns)
                 plain[o] = Plain(7, now_ns, None, True)
                 changed.add(o)
@@ -68,10 +68,10 @@ def test_pending_messages_work_like_a_dict(seed: int) -> None:
 def check(pending: PendingMessages[str], plain: dict[int, Plain], now_ns: int) -> None:
     assert set(pending.by_offset) == set(plain)
     assert len(pending) == len(plain)
-    for offset, wanted in plain.items():
+    for offset, entry in plain.items():
         message = pending.by_offset[offset]
-        assert (message.attempts, message.owner) == (wanted.attempts, wanted.owner)
-        assert (pending.get(offset, "me") is message) == (wanted.owner == "me")
+        assert (message.attempts, message.owner) == (entry.attempts, entry.owner)
+        assert (pending.get(offset, "me") is message) == (entry.owner == "me")
     ready = {offset for offset, p in plain.items() if p.ready}
     in_flight = {offset for offset, p in plain.items() if p.owner is not None}
     assert pending.ready_count == len(ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -92,8 +93,8 @@ def test_the_table_of_what_is_charged(
 
 def failures(client: Client) -> list[int]:
     """How often each of the six messages has failed."""
-    known = client.channel.cursor.pending.by_offset
-    return [known[offset].failures if offset in known else 0 for offset in range(len(BODIES))]
+    pending = client.channel.cursor.pending.by_offset
+    return [pending[offset].failures if offset in pending else 0 for offset in range(len(BODIES))]
 
 
 def begin(
@@ -105,54 +106,30 @@ def begin(
     return client
 
 
-def test_a_lost_connection_charges_the_first_that_is_unanswered() -> None:
-    core = Core()
-    client = begin(core)
-    client.leave()
-    assert failures(client) == [1, 0, 0, 0, 0, 0]
-
-
-def test_messages_delivered_before_an_answered_one_were_started_too() -> None:
-    core = Core()
-    client = begin(core)
-    client.finish(2)
-    client.leave()
-    assert failures(client) == [1, 1, 0, 1, 0, 0]
-
-
-def test_a_run_of_answers_is_progress_as_well() -> None:
-    core = Core()
-    client = begin(core)
-    consumer = client.consumer
+def finish_run(client: Client) -> None:
     offsets = client.channel.cursor.window.held_offsets(0, 6)
-    client.channel.finish_run(consumer, offsets[[1, 3]])
+    client.channel.finish_run(client.consumer, offsets[[1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("ready", "act", "charged"),
+    [
+        (6, lambda client: None, [1, 0, 0, 0, 0, 0]),
+        (6, lambda client: client.finish(2), [1, 1, 0, 1, 0, 0]),
+        (6, finish_run, [1, 0, 1, 0, 1, 0]),
+        (6, lambda client: client.requeue(1, 10 * SECOND_NS), [1, 1, 1, 0, 0, 0]),
+        (6, lambda client: (client.finish(0), client.touch(1)), [0, 1, 0, 0, 0, 0]),
+        (1, lambda client: client.finish(0), [0, 1, 0, 0, 0, 0]),
+    ],
+    ids=["nothing", "FIN", "a run of FIN", "REQ", "TOUCH", "FIN of the only one"],
+)
+def test_a_lost_client_is_charged_by_what_it_did(
+    ready: int, act: Callable[[Client], None], charged: list[int]
+) -> None:
+    client = begin(Core(), ready=ready)
+    act(client)
     client.leave()
-    assert failures(client) == [1, 0, 1, 0, 1, 0]
-
-
-def test_a_requeue_is_an_answer_and_a_failure() -> None:
-    core = Core()
-    client = begin(core)
-    client.requeue(1, 10 * SECOND_NS)
-    client.leave()
-    assert failures(client) == [1, 1, 1, 0, 0, 0]
-
-
-def test_a_touched_one_is_where_the_client_is() -> None:
-    core = Core()
-    client = begin(core)
-    client.finish(0)
-    client.touch(1)
-    client.leave()
-    assert failures(client) == [0, 1, 0, 0, 0, 0]
-
-
-def test_with_one_in_flight_exactly_that_one_is_charged() -> None:
-    core = Core()
-    client = begin(core, ready=1)
-    client.finish(0)
-    client.leave()
-    assert failures(client) == [0, 1, 0, 0, 0, 0]
+    assert failures(client) == charged
 
 
 def test_messages_not_started_come_at_once_however_often() -> None:
@@ -236,7 +213,7 @@ def test_a_client_that_answers_nothing_loses_one_after_the_other() -> None:
         core.wait(SECOND_NS)
     systems = [properties.system for _, properties in dead_letters(core)]
     assert len(systems) == 6
-    assert {each["dead_failures"] for each in systems} == {"2"}
+    assert {system["dead_failures"] for system in systems} == {"2"}
     assert client.channel.depth == client.channel.in_flight_count == 0
 
 

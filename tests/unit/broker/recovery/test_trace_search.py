@@ -37,9 +37,9 @@ def steps(trace: Trace) -> list[tuple[str, TraceStep]]:
     return [(event.channel, event.step) for event in trace.events]
 
 
-def only(found: TraceResult) -> Trace:
-    (trace,) = found.traces
-    assert found.complete
+def only(result: TraceResult) -> Trace:
+    (trace,) = result.traces
+    assert result.complete
     return trace
 
 
@@ -50,8 +50,8 @@ def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore)
     core.wait(SECOND_NS)
     client.finish(0)
     client.requeue(1, 5 * SECOND_NS)
-    found = core.search().by_id(client.got[1].id.decode())
-    trace = only(found)
+    result = core.search().by_id(client.got[1].id.decode())
+    trace = only(result)
     assert (trace.topic, trace.queue, trace.offset, trace.body_bytes) == ("t", 0, 1, 2)
     assert steps(trace) == [("c", TraceStep.DELIVERED), ("c", TraceStep.REQUEUED)]
     standing = {s.channel: (s.state, s.attempts, s.due_ns) for s in trace.standing}
@@ -72,7 +72,7 @@ def test_a_trace_distinguishes_a_group_from_a_channel(core: DiskCore) -> None:
     core.publish("t", b"a")
     client.finish()
     answer = found_messages(core.search().by_id(client.got[0].id.decode()))
-    is_group = {each.channel: each.is_group for each in answer.messages[0].channels}
+    is_group = {channel.channel: channel.is_group for channel in answer.messages[0].channels}
     assert is_group == {"readers": True, "c": False}
     (text,) = lines(answer)
     assert "group readers: not committed yet" in text
@@ -87,11 +87,11 @@ def fetched(
     """Fetch for a member. Returns where to go on."""
     group = channel.group
     assert group is not None
-    found = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
+    result = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
         channel.source, max_count, 1 << 20, channel.channel_filter
     )
-    group.count(found, member)
-    return found.next_offset
+    group.count(result, member)
+    return result.next_offset
 
 
 def member_of(channel: Channel, client_id: str) -> GroupConsumer:
@@ -179,9 +179,9 @@ def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
     assert fetched(core, channel, 0, member_of(channel, "till")) == 1
     assert channel.group is not None
     assert channel.group.commit(1) == 1
-    found = core.search().by_key("k")
-    assert not found.traced
-    (text,) = lines(found_messages(found))
+    result = core.search().by_key("k")
+    assert not result.traced
+    (text,) = lines(found_messages(result))
     assert "group g: committed past it\n" in text
 
 
@@ -194,9 +194,9 @@ def test_commits_of_a_follower_are_traced(core: DiskCore) -> None:
     assert steps(only(core.search().by_key("k"))) == [("spark", TraceStep.COMMITTED)]
     core.wait(SECOND_NS)
     follow(topic, "spark", {0: 0}, retain=True)
-    found = core.search().by_key("k")
-    assert steps(only(found)) == [("spark", TraceStep.COMMITTED), ("spark", TraceStep.SET_BACK)]
-    assert "+1.0 s  committed by its reader" in lines(found_messages(found))[0]
+    result = core.search().by_key("k")
+    assert steps(only(result)) == [("spark", TraceStep.COMMITTED), ("spark", TraceStep.SET_BACK)]
+    assert "+1.0 s  committed by its reader" in lines(found_messages(result))[0]
 
 
 def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
@@ -205,9 +205,9 @@ def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
         core.keyed("t", b"%d" % number, f"order-{number % 100}")
         core.keyed("other", b"%d" % number, f"order-{number}")
     core.consumed("t")
-    found = core.search("t").by_key("order-7")
-    assert [trace.offset for trace in found.traces] == [7, 107, 207]
-    assert all(steps(trace)[-1] == ("c", TraceStep.FINISHED) for trace in found.traces)
+    result = core.search("t").by_key("order-7")
+    assert [trace.offset for trace in result.traces] == [7, 107, 207]
+    assert all(steps(trace)[-1] == ("c", TraceStep.FINISHED) for trace in result.traces)
     assert len(core.search().by_key("order-7").traces) == 4
     few = core.search("t").by_key("order-7", max_count=2)
     assert [trace.offset for trace in few.traces] == [107, 207]
@@ -268,7 +268,7 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
     core.keyed("other", b"now", "other")
     core.broker.delays.cancel(topic, [ids[2].encode()])
 
-    def found(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
+    def rows_of(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
         traces = core.search(topic).by_key(key).traces
         return [(trace.id, trace.topic, trace.offset, trace.delayed) for trace in traces]
 
@@ -276,19 +276,19 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
         if again:
             core.checkpoint()
             core.restart()
-        assert found("k1") == found("k1", "t") == [(ids[1], "t", -1, "waiting")]
-        assert found("k2") == [(ids[2], "t", -1, "done")]
-        assert sorted(each[3] for each in found("k")) == ["", "done", "waiting", "waiting"]
+        assert rows_of("k1") == rows_of("k1", "t") == [(ids[1], "t", -1, "waiting")]
+        assert rows_of("k2") == [(ids[2], "t", -1, "done")]
+        assert sorted(row[3] for row in rows_of("k")) == ["", "done", "waiting", "waiting"]
     assert "it waits for its delivery time" in lines(found_messages(core.search().by_key("k0")))[0]
     with pytest.raises(TraceNotFound, match="'k1'"):
         core.search("other").by_key("k1")
     core.wait(5 * SECOND_NS)
     core.consumed("t")
     # Now it is the topic's, and that alone.
-    (delivered,) = found("k1")
+    (delivered,) = rows_of("k1")
     assert delivered[1:] == ("t", 2, "")
     assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", TraceStep.FINISHED)
-    assert sorted(each[2] for each in found("k")) == [-1, 0, 1, 2]
+    assert sorted(row[2] for row in rows_of("k")) == [-1, 0, 1, 2]
 
 
 def test_only_messages_stored_since_a_time_are_searched(core: DiskCore) -> None:
@@ -365,21 +365,21 @@ def test_a_topic_that_is_not_traced_says_so(core: DiskCore) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()
-    found = core.search().by_id(client.got[0].id.decode())
-    assert not found.traced
-    assert only(found).events == []
-    assert [s.state for s in only(found).standing] == ["done"]
+    result = core.search().by_id(client.got[0].id.decode())
+    assert not result.traced
+    assert only(result).events == []
+    assert [s.state for s in only(result).standing] == ["done"]
 
 
 def test_a_search_ends_when_its_time_is_over(core: DiskCore) -> None:
     for number in range(1000):
         core.keyed("t", b"%d" % number, "k")
     core.broker.write_journal()
-    looked = iter([False] * 2)
-    search = Search(Folder(core.path), lambda: next(looked, True))
-    found = search.by_key("k", max_count=1000)
-    assert not found.complete
-    assert 0 < len(found.traces) < 1000
+    is_over = iter([False] * 2)
+    search = Search(Folder(core.path), lambda: next(is_over, True))
+    result = search.by_key("k", max_count=1000)
+    assert not result.complete
+    assert 0 < len(result.traces) < 1000
 
 
 def test_copied_history_keeps_its_trace(core: DiskCore) -> None:
@@ -391,7 +391,7 @@ def test_copied_history_keeps_its_trace(core: DiskCore) -> None:
         core.broker.topics["t"].empty()
         core.broker.write_journal()
         core.checkpoint()
-    found = core.search().by_id(client.got[0].id.decode())
-    trace = only(found)
+    result = core.search().by_id(client.got[0].id.decode())
+    trace = only(result)
     assert trace.known_since_ns >= trace.stored_at_ns
     assert isinstance(core.clock, SimulatedClock)

@@ -8,7 +8,7 @@ from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
 
 
-def found(core: Core) -> tuple[int, list[tuple[int, int]]]:
+def start_and_gaps(core: Core) -> tuple[int, list[tuple[int, int]]]:
     return holes(core.broker.log, core.broker.topics["t"].queue)
 
 
@@ -28,7 +28,7 @@ def let_go(core: Core, segments: int, kept: int) -> int:
 def test_nothing_is_missing() -> None:
     core = Core()
     core.publish("t", b"1")
-    assert found(core) == (0, [])
+    assert start_and_gaps(core) == (0, [])
 
 
 def test_messages_dropped_with_their_segment_are_no_gap() -> None:
@@ -37,15 +37,15 @@ def test_messages_dropped_with_their_segment_are_no_gap() -> None:
     # Of so few segments none is cleaned: the first one stays for what waits in it.
     start = core.broker.topics["t"].queue.start_offset
     assert start > 2
-    assert found(core) == (start, [])
+    assert start_and_gaps(core) == (start, [])
     assert core.broker.log.segments[0].base == 0
     # An index that is made from the log knows nothing of what has gone.
     core.storage.remove(checkpoint_file.NAME)
     core.kill()
     rows = core.broker.topics["t"].queue.index
     assert rows.row(rows.first_row).first_offset == 0
-    assert found(core)[1] == []
-    assert found(core)[0] == core.broker.topics["t"].queue.start_offset > 2
+    assert start_and_gaps(core)[1] == []
+    assert start_and_gaps(core)[0] == core.broker.topics["t"].queue.start_offset > 2
 
 
 def test_relocated_messages_have_no_gap_behind_them() -> None:
@@ -56,4 +56,4 @@ def test_relocated_messages_have_no_gap_behind_them() -> None:
     core.kill()
     rows = core.broker.topics["t"].queue.index
     assert rows.row(rows.first_row).first_offset == 2
-    assert found(core) == (core.broker.topics["t"].queue.start_offset, [])
+    assert start_and_gaps(core) == (core.broker.topics["t"].queue.start_offset, [])

@@ -129,7 +129,7 @@ def test_bytes_alone_keep_history_for_the_usual_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted"),
+    ("policy", "expected"),
     [
         (TopicPolicy(), Retention(7, 5)),
         (TopicPolicy(retention_ms=2), Retention(2_000_000, 5)),
@@ -140,9 +140,9 @@ def test_bytes_alone_keep_history_for_the_usual_time() -> None:
     ],
 )
 def test_a_topics_policy_goes_before_the_brokers_setting(
-    policy: TopicPolicy, wanted: Retention
+    policy: TopicPolicy, expected: Retention
 ) -> None:
-    assert Retention(7, 5).of(policy) == wanted
+    assert Retention(7, 5).of(policy) == expected
     assert Retention().of(TopicPolicy(retention_bytes=9)) == (USUAL_TIME_NS, 9)
     assert Retention().of(TopicPolicy(retention_bytes=0)) == (0, 0)
 

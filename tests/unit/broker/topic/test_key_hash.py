@@ -22,7 +22,7 @@ KEYS = [b"%d" % number for number in range(1000, 1020)]
 WAYS = ["killed", "power cut", "stopped", "compacted", "failed over"]
 
 
-def places(broker: BrokerCore) -> list[int]:
+def queues_of(broker: BrokerCore) -> list[int]:
     return [broker.topics["t"].queue_for_key(key).number for key in KEYS]
 
 
@@ -85,11 +85,11 @@ def fail_over(core: Core) -> BrokerCore:
 def test_keys_lead_to_the_same_queues_ever_after(way: str, key_hash: KeyHash) -> None:
     core = Core()
     made(core, key_hash)
-    before = places(core.broker)
+    before = queues_of(core.broker)
     # The early hash leaves half of the queues empty.
     assert len(set(before)) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]
     broker = again(core, way)
-    assert places(broker) == before
+    assert queues_of(broker) == before
     assert {part.key_hash for part in broker.topics["t"].at_queues} == {key_hash}
 
 
@@ -102,7 +102,9 @@ def test_further_queues_have_the_hash_of_the_topic(key_hash: KeyHash) -> None:
         core.broker.queue_of_priority(core.broker.topics["t"], queues)
         assert {part.key_hash for part in core.broker.topics["t"].at_queues} == {key_hash}
         assert {part.key_hash for part in again(core, "killed").topics["t"].at_queues} == {key_hash}
-    assert len(set(places(core.broker))) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]
+    assert (
+        len(set(queues_of(core.broker))) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]
+    )
 
 
 def test_each_part_finds_the_queue_of_a_key() -> None:
@@ -116,8 +118,8 @@ def test_a_topic_that_is_made_again_has_the_newest_hash() -> None:
     made(core, KeyHash.CRC32C)
     core.broker.delete_topic("t")
     core.broker.set_queues("t", 4)
-    assert len(set(places(core.broker))) == 4
-    assert len(set(places(again(core, "killed")))) == 4
+    assert len(set(queues_of(core.broker))) == 4
+    assert len(set(queues_of(again(core, "killed")))) == 4
 
 
 def test_a_key_hash_of_a_later_version_is_refused() -> None:

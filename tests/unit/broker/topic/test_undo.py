@@ -88,7 +88,7 @@ def test_all_queues_are_restored() -> None:
     core.channel("t")
     core.publish("t", *TEN)
     emptied = empty(core)
-    assert [each.queue for each in emptied] == [0, 1, 2]
+    assert [queue.queue for queue in emptied] == [0, 1, 2]
     restore(core, emptied)
     assert core.channel("t").all_queues.depth == 10
 
@@ -173,7 +173,7 @@ def test_messages_of_all_queues_count_together(monkeypatch: pytest.MonkeyPatch) 
     client = core.client("t").ready(20)
     emptied = empty(core)
     client.leave()
-    assert [sum(run.end - run.first for run in each.unfinished) for each in emptied] in (
+    assert [sum(run.end - run.first for run in queue.unfinished) for queue in emptied] in (
         [0, 0],
         [3, 0],
     )

@@ -63,10 +63,10 @@ def test_counts_go_up_until_the_broker_is_started_anew() -> None:
     core.kill()
     core.client("t").ready(1)
     core.publish("t", b"a")
-    found = [
+    rows = [
         (epoch, int(account.counts[ChannelCount.DELIVERED])) for epoch, account in accounts(core)
     ]
-    assert found == [(1, 1), (1, 2), (2, 1)]
+    assert rows == [(1, 1), (1, 2), (2, 1)]
 
 
 def test_timeouts_and_dead_letters_are_counted() -> None:
@@ -108,13 +108,13 @@ def test_each_segment_begins_with_them() -> None:
     core.broker.write_journal()
     core.fill("other", 2)
     newest = core.broker.log.segments[-1]
-    found = [
+    rows = [
         account.counts[ChannelCount.DELIVERED]
         for header, record in scan([newest], newest.base, RecoveryReport())
         if header.kind == RecordKind.ACCOUNTS
         for account in unpack_accounts(payload(header, record))
     ]
-    assert found == [1]
+    assert rows == [1]
 
 
 def test_counters_are_written_when_a_channel_or_a_topic_is_deleted() -> None:

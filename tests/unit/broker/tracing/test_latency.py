@@ -41,10 +41,10 @@ def test_percentiles_are_those_of_all_messages(clock: SimulatedClock, in_runs: b
         for offset in offsets.tolist():
             finishes.note(offset)
     exact = np.repeat(ages_ns, counts)[offsets]
-    count, found = quantiles([latency], LEVELS)
+    count, results = quantiles([latency], LEVELS)
     assert count == len(offsets)
-    wanted = np.quantile(np.maximum(exact, 1024), LEVELS, method="inverted_cdf")
-    assert found == pytest.approx(wanted, rel=WITHIN)
+    expected = np.quantile(np.maximum(exact, 1024), LEVELS, method="inverted_cdf")
+    assert results == pytest.approx(expected, rel=WITHIN)
 
 
 def test_a_topic_s_percentiles_are_those_of_all_its_channels(clock: SimulatedClock) -> None:
@@ -53,13 +53,13 @@ def test_a_topic_s_percentiles_are_those_of_all_its_channels(clock: SimulatedClo
     one[0].note_run(np.array([0, 1, 2]))
     other[0].note(3)
     latencies = [latency for _, latency in (one, other, silent)]
-    count, found = quantiles(latencies, (0.75, 1.0))
+    count, results = quantiles(latencies, (0.75, 1.0))
     together = Together()
     for latency in latencies:
         together.add(latency)
-    assert quantiles([together], (0.75, 1.0)) == (count, found)
+    assert quantiles([together], (0.75, 1.0)) == (count, results)
     assert count == 4
-    assert found == pytest.approx([10 * MILLISECOND_NS, 90 * MILLISECOND_NS], rel=WITHIN)
+    assert results == pytest.approx([10 * MILLISECOND_NS, 90 * MILLISECOND_NS], rel=WITHIN)
 
 
 def test_quantiles_without_messages_are_zero(clock: SimulatedClock) -> None:
@@ -93,9 +93,9 @@ def test_times_beyond_all_buckets_count_at_the_edge(clock: SimulatedClock) -> No
     index = filled([1, 1], [clock() + SECOND_NS, clock() - (1 << 53)])
     finishes, latency = measured(index, clock, 10 * SECOND_NS)
     finishes.note_run(np.array([0, 1]))  # one is from a clock that has since been set back
-    count, found = quantiles([latency], (0.5, 1.0))
+    count, results = quantiles([latency], (0.5, 1.0))
     assert count == 2
-    assert found == pytest.approx([1024, 1 << 52], rel=0.04)
+    assert results == pytest.approx([1024, 1 << 52], rel=0.04)
 
 
 def test_one_value_falls_into_the_same_bucket_as_among_many() -> None:

@@ -25,8 +25,8 @@ MILLISECOND_NS = 10**6
 def pieces(core: Core) -> list[TraceChunk]:
     """All that the log says of it."""
     core.broker.write_journal()
-    found = scan(core.broker.log.segments, 0, RecoveryReport())
-    return [TraceChunk(payload(h, record)) for h, record in found if h.kind == RecordKind.TRACE]
+    records = scan(core.broker.log.segments, 0, RecoveryReport())
+    return [TraceChunk(payload(h, record)) for h, record in records if h.kind == RecordKind.TRACE]
 
 
 def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...]]:
@@ -207,7 +207,7 @@ def test_buffered_events_are_limited_and_the_loss_is_recorded(
     recorder = TraceRecorder()
     for number in range(100):
         recorder.note(TraceStep.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
-    chunks = [TraceChunk(each) for each in recorder.take(7, "c")]
+    chunks = [TraceChunk(packed) for packed in recorder.take(7, "c")]
     assert not recorder
     assert [len(piece.rows) for piece in chunks] == [10, 10, 10]
     assert [piece.lost for piece in chunks] == [70, 0, 0]
@@ -220,7 +220,7 @@ def test_any_events_are_decoded_as_they_were() -> None:
     core = Core()
     consumers = [core.client("t").consumer for _ in range(4)]
     recorder = TraceRecorder()
-    wanted: list[list[TraceEvent]] = [[] for _ in range(60)]
+    expected: list[list[TraceEvent]] = [[] for _ in range(60)]
     time_ns = 5 * SECOND_NS
     for _ in range(400):
         time_ns += random.choice([0, 0, 1000, 300_000, 2 * MILLISECOND_NS])
@@ -235,17 +235,17 @@ def test_any_events_are_decoded_as_they_were() -> None:
         )
         name = f"consumer {consumer.number}" if consumer else ""
         for offset in range(first, end):
-            wanted[offset].append(TraceEvent(time_ns, "c", step, name, attempt, delay_ms, reason))
-    (piece,) = [TraceChunk(each) for each in recorder.take(1, "c")]
+            expected[offset].append(TraceEvent(time_ns, "c", step, name, attempt, delay_ms, reason))
+    (piece,) = [TraceChunk(packed) for packed in recorder.take(1, "c")]
 
-    def known(one: TraceEvent) -> tuple[object, ...]:
+    def comparable(one: TraceEvent) -> tuple[object, ...]:
         return one.step, one.consumer, one.attempt, one.delay_ms, one.reason
 
-    for offset, events in enumerate(wanted):
+    for offset, events in enumerate(expected):
         decoded = list(piece.of(offset))
-        assert sorted(map(known, decoded)) == sorted(map(known, events))
+        assert sorted(map(comparable, decoded)) == sorted(map(comparable, events))
         for one in decoded:
-            same = [e for e in events if known(e) == known(one)]
+            same = [e for e in events if comparable(e) == comparable(one)]
             assert any(abs(e.time_ns - one.time_ns) <= MILLISECOND_NS + 1000 for e in same)
 
 

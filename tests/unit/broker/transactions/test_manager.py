@@ -40,8 +40,8 @@ class Producer:
 
 def stored(broker: BrokerCore, topic: str) -> list[bytes]:
     """All bodies of a topic's log, in order."""
-    found = broker.topics.get(topic)
-    return [] if found is None else bodies_of(broker, found)
+    stored_topic = broker.topics.get(topic)
+    return [] if stored_topic is None else bodies_of(broker, stored_topic)
 
 
 @pytest.fixture
@@ -246,8 +246,8 @@ def test_large_ones_become_several_batches() -> None:
 
 def test_producers_are_asked_after_6_s_and_then_every_30_s_and_then_a_person(core: Core) -> None:
     transactions = core.broker.transactions
-    asked: list[str] = []
-    transactions.check_back.on_due = asked.append
+    groups: list[str] = []
+    transactions.check_back.on_due = groups.append
     aside: list[str] = []
     transactions.on_set_aside = lambda transaction, why: aside.append(why)
     start_ns = core.clock.now_ns
@@ -265,7 +265,7 @@ def test_producers_are_asked_after_6_s_and_then_every_30_s_and_then_a_person(cor
         if transactions.state("t") is S.SET_ASIDE:
             break
     assert times == [6 + 30 * n for n in range(15)]
-    assert asked == ["billing"] * 15
+    assert groups == ["billing"] * 15
     assert transactions.state("t") is S.SET_ASIDE
     assert (core.clock.now_ns - start_ns) // SECOND_NS == 6 + 30 * 15
     assert aside == ["its producers were asked 15 times, and did not tell"]
@@ -296,7 +296,7 @@ def test_a_producer_that_is_heard_of_is_not_asked(core: Core) -> None:
     transactions.prepare("t")
     core.wait(6 * SECOND_NS)
     assert transactions.state("t") is S.IN_DOUBT
-    assert [each.id for each in transactions.take_due("billing")] == ["t"]
+    assert [transaction.id for transaction in transactions.take_due("billing")] == ["t"]
     with pytest.raises(TransitionRefused, match="is in-doubt, and cannot be added to"):
         producer.add("t", "orders", b"more")
     transactions.commit("t")
@@ -317,7 +317,7 @@ def test_nothing_is_counted_while_the_group_is_empty(core: Core) -> None:
     core.wait(3600 * SECOND_NS)
     assert transactions.state("t") is S.SILENT
     taken = transactions.take_due("billing")
-    assert [each.checks for each in taken] == [1]
+    assert [transaction.checks for transaction in taken] == [1]
     assert transactions.take_due("billing") == []
     assert transactions.take_due("other") == []
     core.wait(71 * 3600 * SECOND_NS)
@@ -395,7 +395,11 @@ def test_a_start_finds_each_where_it_was(checkpoint: bool) -> None:
     core.wait(5 * SECOND_NS)
     assert transactions.take_due("billing") == []
     core.wait(SECOND_NS)
-    assert {each.id for each in transactions.take_due("billing")} == {"open", "prepared", "empty"}
+    assert {transaction.id for transaction in transactions.take_due("billing")} == {
+        "open",
+        "prepared",
+        "empty",
+    }
     producer.core = core
     producer.add("open", "orders", b"more")
     transactions.commit("open", {"b": 2})
@@ -665,8 +669,12 @@ def test_a_beginning_that_a_batch_describes_survives_without_an_entry(core: Core
     Producer(core).add("t", "orders", b"one")
     core.kill()
     transactions = core.broker.transactions
-    found = transactions.find("t")
-    assert (found.group, found.check_after_ns, found.state) == ("g", 9 * SECOND_NS, S.OPEN)
+    transaction = transactions.find("t")
+    assert (transaction.group, transaction.check_after_ns, transaction.state) == (
+        "g",
+        9 * SECOND_NS,
+        S.OPEN,
+    )
     assert transactions.commit("t", {"b": 1}).state is S.COMMITTED
     assert stored(core.broker, "orders") == [b"one"]
 

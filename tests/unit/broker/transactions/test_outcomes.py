@@ -24,8 +24,8 @@ HOUR_NS = 3600 * SECOND_NS
 
 
 def stored(core: Core, topic: str = "t") -> list[bytes]:
-    found = core.broker.topics.get(topic)
-    return [] if found is None else bodies_of(core.broker, found)
+    stored_topic = core.broker.topics.get(topic)
+    return [] if stored_topic is None else bodies_of(core.broker, stored_topic)
 
 
 def stage(
@@ -189,8 +189,8 @@ def test_a_series_in_use_is_not_forgotten_for_another() -> None:
     # The one that was not heard of for longest goes: b.
     stage(core, "c", 1, b"x", series="c")
     transactions.commit("c")
-    known = {name for name in "abc" if transactions.series.last(name) is not None}
-    assert known == {"a", "c"}
+    remembered = {name for name in "abc" if transactions.series.last(name) is not None}
+    assert remembered == {"a", "c"}
 
 
 def test_packing() -> None:
