@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
@@ -71,7 +71,7 @@ class Client:
     ) -> None:
         self.channel = channel
         self.got: list[Got] = []
-        self.closed = False
+        self.closed = 0
         self.recalls: list[int] = []
         """The queues whose messages until then are redelivered."""
         self.consumer: ChannelConsumer = channel.add_consumer(
@@ -83,7 +83,7 @@ class Client:
             self.got += parse(bytes(frame))
 
     def channel_closed(self) -> None:
-        self.closed = True
+        self.closed += 1
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
@@ -101,7 +101,7 @@ class Client:
         """The offset of a message that it got."""
         return self.channel.cursor.queue.offset_of(self.got[number].id)
 
-    def ready(self, count: int) -> Client:
+    def ready(self, count: int) -> Self:
         self.channel.set_ready(self.consumer, count)
         return self
 

@@ -21,8 +21,7 @@ def step(core: Core, step_ns: int) -> None:
 
 
 @pytest.mark.parametrize("step_ns", STEPS)
-def test_a_step_times_nothing_out_and_makes_no_dead_letter(step_ns: int) -> None:
-    core = Core()
+def test_a_step_times_nothing_out_and_makes_no_dead_letter(core: Core, step_ns: int) -> None:
     client = core.client("t")
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(max_attempts=1))
     core.publish("t", *(b"%d" % number for number in range(10)))
@@ -47,8 +46,7 @@ def test_a_message_times_out_after_its_timeout_whatever_the_wall_clock_shows(ste
 
 
 @pytest.mark.parametrize("step_ns", STEPS)
-def test_the_delay_of_a_requeued_message_is_a_length_of_time(step_ns: int) -> None:
-    core = Core()
+def test_the_delay_of_a_requeued_message_is_a_length_of_time(core: Core, step_ns: int) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"one")
     client.requeue(0, 10 * SECOND_NS)
@@ -121,8 +119,7 @@ def test_a_deferred_message_that_was_due_stays_due_over_starts_with_a_clock_behi
 
 
 @pytest.mark.parametrize("how", ["deferred", "delayed"])
-def test_what_is_due_at_a_date_follows_the_wall_clock(how: str) -> None:
-    core = Core()
+def test_what_is_due_at_a_date_follows_the_wall_clock(core: Core, how: str) -> None:
     client = core.client("t").ready(9)
     defer(core, how, core.clock.wall() + 2 * HOUR_NS)
     step(core, HOUR_NS)
@@ -142,8 +139,7 @@ def test_what_is_due_at_a_date_follows_the_wall_clock(how: str) -> None:
     assert len(client.got) == 2
 
 
-def test_a_queue_stays_locked_and_members_keep_their_queues() -> None:
-    core = Core()
+def test_a_queue_stays_locked_and_members_keep_their_queues(core: Core) -> None:
     client = core.client("t").ready(1)
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(order="queue", lock_ms=60_000))
     other = core.client("t").ready(1)

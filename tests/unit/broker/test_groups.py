@@ -30,8 +30,7 @@ def bodies(answer: Fetched) -> list[bytes]:
     return [message.body for part in answer.frames for message in parse(bytes(part))]
 
 
-def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
-    core = Core()
+def test_a_due_message_comes_after_all_others_and_for_the_group_only(core: Core) -> None:
     channel = group(core)
     other = core.client("t", "c").ready(100)
     core.publish("t", b"later", delay_ns=SECOND_NS)
@@ -75,8 +74,7 @@ def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     assert answer.next_offset == 9
 
 
-def test_emptied_and_held_back_messages_are_not_fetched() -> None:
-    core = Core()
+def test_emptied_and_held_back_messages_are_not_fetched(core: Core) -> None:
     topic = core.broker.topic("t")
     core.publish("t", b"emptied")
     topic.empty()
@@ -91,8 +89,7 @@ def test_emptied_and_held_back_messages_are_not_fetched() -> None:
     assert bodies(fetched(core, channel, 2)) == [b"two"]
 
 
-def test_the_log_keeps_uncommitted_messages_and_drops_the_rest() -> None:
-    core = Core()
+def test_the_log_keeps_uncommitted_messages_and_drops_the_rest(core: Core) -> None:
     channel = group(core)
     sent = core.fill("t", 4)
     core.checkpoint()
@@ -110,8 +107,7 @@ def test_the_log_keeps_uncommitted_messages_and_drops_the_rest() -> None:
     assert bodies(fetched(core, channel, channel.cursor.next)) == sent[-1:]
 
 
-def test_a_channel_does_not_become_the_group_that_is_joined_by_its_name() -> None:
-    core = Core()
+def test_a_channel_does_not_become_the_group_that_is_joined_by_its_name(core: Core) -> None:
     topic = core.broker.topic("t")
     channel = core.channel("t", "g")
     core.publish("t", b"one", b"two")
@@ -134,8 +130,7 @@ def test_a_channel_that_other_brokers_have_becomes_a_group_until_a_consumer_subs
     assert channel.policy == ChannelPolicy(kind="offsets")
 
 
-def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one() -> None:
-    core = Core()
+def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one(core: Core) -> None:
     topic = core.broker.topic("t")
     client = core.client("t", "g").ready(1)
     core.publish("t", b"one", b"two")
@@ -162,8 +157,7 @@ def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one() -> Non
     assert core.broker.topics["t"].channels["g"].group is not None
 
 
-def test_a_reset_survives_a_kill_and_leaves_deferred_messages() -> None:
-    core = Core()
+def test_a_reset_survives_a_kill_and_leaves_deferred_messages(core: Core) -> None:
     topic = core.broker.topic("t")
     channel = group(core)
     core.channel("t", "all")
@@ -206,8 +200,7 @@ def test_messages_waiting_for_their_key_go_to_the_group_that_the_channel_becomes
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_member_that_goes_back_is_there_after_a_crash(power: bool) -> None:
-    core = Core()
+def test_a_member_that_goes_back_is_there_after_a_crash(core: Core, power: bool) -> None:
     channel = group(core)
     for number in range(10):
         core.publish("t", b"%d" % number)
@@ -225,8 +218,7 @@ def test_a_member_that_goes_back_is_there_after_a_crash(power: bool) -> None:
     assert channel.group.go_back(5) == 5
 
 
-def test_a_member_goes_back_to_the_first_stored_offset_at_most() -> None:
-    core = Core()
+def test_a_member_goes_back_to_the_first_stored_offset_at_most(core: Core) -> None:
     channel = group(core)
     bodies = core.fill("t", 4)
     assert channel.group is not None
@@ -239,8 +231,7 @@ def test_a_member_goes_back_to_the_first_stored_offset_at_most() -> None:
     assert channel.depth == len(bodies) - start
 
 
-def test_members_of_a_group_that_is_emptied_have_to_join_again() -> None:
-    core = Core()
+def test_members_of_a_group_that_is_emptied_have_to_join_again(core: Core) -> None:
     channel = group(core)
     assert channel.group is not None
     channel.group.resize(1)

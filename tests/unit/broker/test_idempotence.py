@@ -34,8 +34,7 @@ def send(
     return staged
 
 
-def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged() -> None:
-    core = Core()
+def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged(core: Core) -> None:
     first = send(core, Sent(A, 1, 2), b"1", b"2", commit=False)
     assert send(core, Sent(A, 1, 2), b"1", b"2", commit=False) is first
     core.broker.commit()
@@ -45,8 +44,7 @@ def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged() -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
-def test_a_send_is_known_after_a_restart(how: str) -> None:
-    core = Core()
+def test_a_send_is_known_after_a_restart(core: Core, how: str) -> None:
     core.publish("t", b"0")
     before = send(core, Sent(A, 7, 1), b"1")
     core.flush()
@@ -79,8 +77,7 @@ def test_a_send_lost_in_a_power_cut_does_not_count_as_stored() -> None:
     assert 0 < taken < 20
 
 
-def test_the_head_of_a_segment_keeps_sends_of_dropped_segments() -> None:
-    core = Core()
+def test_the_head_of_a_segment_keeps_sends_of_dropped_segments(core: Core) -> None:
     core.channel("t")
     send(core, Sent(A, 1, 1), b"1")
     core.fill("t", 2)
@@ -155,8 +152,7 @@ def test_earlier_sends_of_a_forgotten_producer_are_not_trusted_when_it_returns(
     assert again.offset == 3
 
 
-def test_a_refused_send_is_stored_when_it_is_repeated() -> None:
-    core = Core()
+def test_a_refused_send_is_stored_when_it_is_repeated(core: Core) -> None:
     core.publish("t", b"0")
     core.storage.write_error = OSError(errno.EIO, "broken")
     refused = send(core, Sent(A, 1, 1), b"1")

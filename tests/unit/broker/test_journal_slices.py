@@ -25,8 +25,7 @@ def finished(core: Core) -> int:
     return sum(channel.depth + channel.in_flight_count == 0 for channel in channels)
 
 
-def test_entries_left_unwritten_are_written_the_next_time() -> None:
-    core = Core()
+def test_entries_left_unwritten_are_written_the_next_time(core: Core) -> None:
     all_finish(core)
     some = core.broker.write_some_journal()
     next(some)
@@ -37,8 +36,7 @@ def test_entries_left_unwritten_are_written_the_next_time() -> None:
     assert finished(core) == CHANNELS
 
 
-def test_cursors_that_move_meanwhile_are_written_the_next_time() -> None:
-    core = Core()
+def test_cursors_that_move_meanwhile_are_written_the_next_time(core: Core) -> None:
     all_finish(core)
     some = core.broker.write_some_journal()
     next(some)
@@ -54,8 +52,7 @@ def test_cursors_that_move_meanwhile_are_written_the_next_time() -> None:
     assert finished(core) == CHANNELS
 
 
-def test_a_refusal_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = Core()
+def test_a_refusal_in_the_middle_loses_nothing(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     all_finish(core)
     some = core.broker.write_some_journal()
     next(some)

@@ -47,8 +47,7 @@ def drain(client: Client, count: int) -> list[bytes]:
     return seen
 
 
-def test_higher_priorities_come_first_and_each_keeps_its_order() -> None:
-    core = Core()
+def test_higher_priorities_come_first_and_each_keeps_its_order(core: Core) -> None:
     for priority in (4, 0, 9, 5):
         publish(core.broker, priority, *numbered(priority, 20))
     client = Client(core).ready(1)
@@ -56,8 +55,7 @@ def test_higher_priorities_come_first_and_each_keeps_its_order() -> None:
     assert seen == [*numbered(9, 20), *numbered(5, 20), *numbered(4, 20), *numbered(0, 20)]
 
 
-def test_a_topic_of_one_priority_has_one_queue() -> None:
-    core = Core()
+def test_a_topic_of_one_priority_has_one_queue(core: Core) -> None:
     publish(core.broker, 4, b"normal")
     topic = core.broker.topics["t"]
     assert not topic.several
@@ -65,8 +63,7 @@ def test_a_topic_of_one_priority_has_one_queue() -> None:
 
 
 @pytest.mark.parametrize("ready", [1, 7, 2500])
-def test_no_priority_starves(ready: int) -> None:
-    core = Core()
+def test_no_priority_starves(core: Core, ready: int) -> None:
     for priority in (0, 4, 9):
         publish(core.broker, priority, *numbered(priority, 3 * MAX_PASSED))
     client = Client(core).ready(ready)
@@ -104,8 +101,7 @@ def test_a_turn_is_as_long_as_there_is_capacity_and_puts_off_the_next_one(
     ]
 
 
-def test_a_priority_that_was_empty_has_no_turns_to_catch_up() -> None:
-    core = Core()
+def test_a_priority_that_was_empty_has_no_turns_to_catch_up(core: Core) -> None:
     publish(core.broker, 0, b"first")
     client = Client(core).ready(1)
     client.finish(client.got.pop())
@@ -116,8 +112,7 @@ def test_a_priority_that_was_empty_has_no_turns_to_catch_up() -> None:
     assert drain(client, 20) == [*numbered(9, 10), *numbered(0, 10)]
 
 
-def test_messages_that_come_again_keep_their_priority() -> None:
-    core = Core()
+def test_messages_that_come_again_keep_their_priority(core: Core) -> None:
     publish(core.broker, 9, b"urgent")
     publish(core.broker, 0, *numbered(0, 5))
     client = Client(core).ready(1)
@@ -131,8 +126,7 @@ def test_messages_that_come_again_keep_their_priority() -> None:
     assert b"urgent" in seen[:2]
 
 
-def test_a_consumer_that_is_there_first_gets_priorities_that_come_later() -> None:
-    core = Core()
+def test_a_consumer_that_is_there_first_gets_priorities_that_come_later(core: Core) -> None:
     publish(core.broker, 4, b"a")
     client = Client(core).ready(1)
     other = Client(core).ready(1)
@@ -143,8 +137,7 @@ def test_a_consumer_that_is_there_first_gets_priorities_that_come_later() -> Non
     assert client.bodies == [b"urgent"]
 
 
-def test_several_consumers_get_each_message_once() -> None:
-    core = Core()
+def test_several_consumers_get_each_message_once(core: Core) -> None:
     for priority in (2, 4, 7):
         publish(core.broker, priority, *numbered(priority, 300))
     clients = [Client(core).ready(ready) for ready in (1, 3, 50)]
@@ -156,8 +149,7 @@ def test_several_consumers_get_each_message_once() -> None:
     assert core.broker.topics["t"].channels["c"].all_queues.depth == 0
 
 
-def test_deferred_messages_keep_their_priority() -> None:
-    core = Core()
+def test_deferred_messages_keep_their_priority(core: Core) -> None:
     now_ns = core.broker.clock()
     client = Client(core).ready(1)
     publish(core.broker, 4, *numbered(4, 5))
@@ -168,8 +160,7 @@ def test_deferred_messages_keep_their_priority() -> None:
     assert client.bodies == [b"later"]
 
 
-def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others() -> None:
-    core = Core()
+def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others(core: Core) -> None:
     publish(core.broker, 9, *numbered(9, 50))
     publish(core.broker, 4, b"plain")
     topic = core.broker.topics["t"]
@@ -181,8 +172,7 @@ def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others() -> 
     assert core.broker.topics["t"].channels["c"].all_queues.in_flight_count == 0
 
 
-def test_priorities_beside_several_queues() -> None:
-    core = Core()
+def test_priorities_beside_several_queues(core: Core) -> None:
     core.broker.set_queues("t", 3)
     topic = core.broker.topics["t"]
     publish(core.broker, 9, b"urgent")
@@ -194,15 +184,13 @@ def test_priorities_beside_several_queues() -> None:
         core.broker.set_queues("t", 2)
 
 
-def test_a_topic_with_all_queues_has_no_room_for_a_priority() -> None:
-    core = Core()
+def test_a_topic_with_all_queues_has_no_room_for_a_priority(core: Core) -> None:
     core.broker.set_queues("t", MAX_QUEUES)
     with pytest.raises(QueuesRefused, match=r"has 1024 queues, and cannot have 1 more: .*1024"):
         publish(core.broker, 9, b"urgent")
 
 
-def test_priorities_survive_a_restart() -> None:
-    core = Core()
+def test_priorities_survive_a_restart(core: Core) -> None:
     core.broker.topic("t").channel("c")
     for priority in (0, 9, 4):
         publish(core.broker, priority, *numbered(priority, 10))
@@ -217,8 +205,7 @@ def test_priorities_survive_a_restart() -> None:
     ]
 
 
-def test_all_priorities_unpaused_at_once_deliver_the_highest_first() -> None:
-    core = Core()
+def test_all_priorities_unpaused_at_once_deliver_the_highest_first(core: Core) -> None:
     for priority in (4, 9, 0):
         publish(core.broker, priority, *numbered(priority, 2))
     topic = core.broker.topics["t"]
@@ -236,8 +223,7 @@ def test_all_priorities_unpaused_at_once_deliver_the_highest_first() -> None:
     assert client.bodies == [b"later 9"]
 
 
-def test_a_channel_set_back_delivers_deferred_messages_of_all_priorities_again() -> None:
-    core = Core()
+def test_a_channel_set_back_delivers_deferred_messages_of_all_priorities_again(core: Core) -> None:
     publish(core.broker, 9, b"urgent")
     publish(core.broker, 4, b"first")
     publish(core.broker, 4, b"deferred", due_ns=core.clock.now_ns + 5 * SECOND_NS)
@@ -269,8 +255,7 @@ def test_a_client_that_takes_no_more_amid_a_delivery_gets_no_lower_priority() ->
     assert client.bodies == numbered(9, 2) + numbered(4, 2)
 
 
-def test_what_a_consumer_held_when_it_left_goes_to_others_by_priority() -> None:
-    core = Core()
+def test_what_a_consumer_held_when_it_left_goes_to_others_by_priority(core: Core) -> None:
     for priority in (4, 9):
         publish(core.broker, priority, b"%d" % priority)
     first = Client(core).ready(2)
@@ -322,8 +307,7 @@ def test_the_work_for_an_answer_does_not_grow_with_the_queues(priority: int) -> 
     assert max(counts) <= 1.1 * min(counts)
 
 
-def test_a_timed_out_message_comes_again_before_lower_ones() -> None:
-    core = Core()
+def test_a_timed_out_message_comes_again_before_lower_ones(core: Core) -> None:
     publish(core.broker, 9, b"urgent")
     client = Client(core).ready(2)
     core.wait(SECOND_NS)
@@ -333,8 +317,7 @@ def test_a_timed_out_message_comes_again_before_lower_ones() -> None:
     assert client.bodies == [b"urgent", b"4-00000", b"urgent"]
 
 
-def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
-    core = Core()
+def test_a_key_that_a_deletion_frees_comes_before_lower_priorities(core: Core) -> None:
     topic = core.broker.topic("t")
     topic.channel("c")
     urgent = core.broker.queue_of_priority(topic, 9)
@@ -351,8 +334,7 @@ def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
     assert client.bodies[3:] == [b"second"]
 
 
-def test_messages_that_time_out_together_come_again_by_priority() -> None:
-    core = Core()
+def test_messages_that_time_out_together_come_again_by_priority(core: Core) -> None:
     client = Client(core).ready(10)
     publish(core.broker, 9, b"early")
     client.finish(client.got.pop())  # The alarm of this queue stays, and rings first.
@@ -375,8 +357,7 @@ def test_messages_that_timed_out_while_the_broker_was_busy_come_again_by_priorit
     assert client.bodies[6:] == [*numbered(9, 2), *numbered(4, 2), *numbered(0, 2)]
 
 
-def test_deferred_messages_that_are_due_together_come_by_priority() -> None:
-    core = Core()
+def test_deferred_messages_that_are_due_together_come_by_priority(core: Core) -> None:
     due_ns = core.clock.now_ns + SECOND_NS
     for priority in (0, 4, 9):
         publish(core.broker, priority, *numbered(priority, 2), due_ns=due_ns)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core, Got, parse
+from tests.unit.broker.core import SECOND_NS, Core, Got
+from tests.unit.broker.core import Client as CoreClient
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.partitioned import PartitionedChannel
@@ -21,43 +22,25 @@ from martlet.broker.topic.rewind import channel_from, replay
 from martlet.log.record import RecordKind
 
 
-class Client:
+class Client(CoreClient):
     """A client of a whole channel."""
+
+    channel: Any
+    consumer: Any
 
     def __init__(
         self, core: Core, topic: str = "t", channel: str = "c", timeout_ns: int = 60 * SECOND_NS
     ) -> None:
-        self.got: list[Got] = []
-        self.closed = 0
-        self.channel: Any = core.broker.topic(topic).channel(channel).all_queues
-        self.consumer: Any = self.channel.add_consumer(self, timeout_ns)
-
-    def send_messages(self, frames: Any) -> None:
-        for frame in frames:
-            self.got += parse(bytes(frame))
-
-    def channel_closed(self) -> None:
-        self.closed += 1
-
-    def failures_counted(self, max_attempts: int) -> None: ...
-
-    def recalled(self, queue: int) -> None: ...
+        all_queues: Any = core.channel(topic, channel).all_queues
+        super().__init__(all_queues, timeout_ns)
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         self.channel, self.consumer = channel, consumer
 
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.got]
-
-    def ready(self, count: int) -> Client:
-        self.channel.set_ready(self.consumer, count)
-        return self
-
     def position(self, got: Got) -> int:
         return cast(int, self.channel.queue.offset_of(got.id))
 
-    def finish(self, *some: Got) -> None:
+    def finish(self, *some: Got) -> None:  # type: ignore[override]
         for got in some:
             self.channel.finish(self.consumer, self.position(got))
 
@@ -65,9 +48,6 @@ class Client:
         positions = np.array([self.position(got) for got in self.got], np.uint64).view(np.int64)
         self.got.clear()
         assert not len(self.channel.finish_run(self.consumer, positions))
-
-    def leave(self) -> None:
-        self.channel.remove_consumer(self.consumer)
 
 
 def publish(broker: BrokerCore, name: str, queue: int, *bodies: bytes, due_ns: int = 0) -> None:
@@ -307,8 +287,7 @@ def test_deferred_messages_of_all_queues_come_at_their_time() -> None:
     assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_topic_grows_under_its_consumers() -> None:
-    core = Core()
+def test_a_topic_grows_under_its_consumers(core: Core) -> None:
     client = Client(core).ready(3)
     other = Client(core, channel="d").ready(1)
     core.publish("t", b"a", b"b", b"c", b"d")
@@ -334,8 +313,7 @@ def test_a_topic_grows_under_its_consumers() -> None:
     assert not core.broker.topics["t"].channels["c"].consumers
 
 
-def test_a_grown_topic_is_there_after_a_restart_with_its_channels() -> None:
-    core = Core()
+def test_a_grown_topic_is_there_after_a_restart_with_its_channels(core: Core) -> None:
     core.broker.topic("t").channel("c")
     core.broker.topic("t").channel("d")
     core.broker.topic("t").pause_channel("d", True)
@@ -355,8 +333,7 @@ def test_a_grown_topic_is_there_after_a_restart_with_its_channels() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_power_cut_leaves_all_new_queues_or_none(seed: int) -> None:
-    core = Core()
+def test_a_power_cut_leaves_all_new_queues_or_none(core: Core, seed: int) -> None:
     core.storage.random = Random(seed)
     core.broker.topic("t").channel("c")
     core.flush()
@@ -372,9 +349,8 @@ def test_a_power_cut_leaves_all_new_queues_or_none(seed: int) -> None:
         assert part.channels["c"].at_queues == [p.channels["c"] for p in topic.at_queues]
 
 
-def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> None:
+def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing(core: Core) -> None:
     """A power cut took the entry of the growth, and left a pause entry with the new queues."""
-    core = Core()
     topic = core.broker.topic("t")
     topic.channel("c")
     append, entries = core.broker.log.append_journal, []
@@ -409,8 +385,7 @@ def test_a_topic_never_gets_fewer_queues_nor_too_many() -> None:
     assert core.broker.log.position == position
 
 
-def test_queues_that_cannot_be_written_down_are_not_made() -> None:
-    core = Core()
+def test_queues_that_cannot_be_written_down_are_not_made(core: Core) -> None:
     client = Client(core).ready(1)
 
     def refuse(*_: Any, **__: Any) -> int:

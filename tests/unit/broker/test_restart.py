@@ -47,8 +47,7 @@ def damage(core: Core, position: int) -> None:
     content[position - segment.base + HEADER_BYTES] ^= 1
 
 
-def test_a_clean_stop_leaves_nothing_to_read() -> None:
-    core = Core()
+def test_a_clean_stop_leaves_nothing_to_read(core: Core) -> None:
     client = core.client("t").ready(2)
     core.publish("t", b"1", b"2", b"3")
     client.finish(0)
@@ -68,8 +67,7 @@ def test_a_clean_stop_leaves_nothing_to_read() -> None:
     assert (2, b"2") in [(m.attempts, m.body) for m in again.got[1:]]
 
 
-def test_messages_in_flight_are_delivered_again_after_a_kill() -> None:
-    core = Core()
+def test_messages_in_flight_are_delivered_again_after_a_kill(core: Core) -> None:
     client = core.client("t").ready(3)
     core.publish("t", b"1", b"2", b"3")
     client.finish(1)
@@ -81,8 +79,7 @@ def test_messages_in_flight_are_delivered_again_after_a_kill() -> None:
     assert {m.attempts for m in again.got} == {2}
 
 
-def test_a_killed_broker_is_known_without_any_checkpoint_or_journal() -> None:
-    core = Core()
+def test_a_killed_broker_is_known_without_any_checkpoint_or_journal(core: Core) -> None:
     core.channel("t", "c")
     core.channel("t", "d")
     core.broker.topics["t"].set_paused(True)
@@ -100,8 +97,7 @@ def test_a_killed_broker_is_known_without_any_checkpoint_or_journal() -> None:
     assert later.bodies == [b"2"]
 
 
-def test_emptied_messages_stay_gone_after_a_kill_deferred_ones_too() -> None:
-    core = Core()
+def test_emptied_messages_stay_gone_after_a_kill_deferred_ones_too(core: Core) -> None:
     core.channel("t")
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -117,8 +113,7 @@ def test_emptied_messages_stay_gone_after_a_kill_deferred_ones_too() -> None:
     assert client.bodies == [b"3"]
 
 
-def test_an_emptied_channel_is_empty_after_a_kill_though_no_journal_was_due_yet() -> None:
-    core = Core()
+def test_an_emptied_channel_is_empty_after_a_kill_though_no_journal_was_due_yet(core: Core) -> None:
     client = core.client("t").ready(2)
     topic = core.broker.topics["t"]
     core.publish("t", b"1", b"2", b"3")
@@ -132,8 +127,7 @@ def test_an_emptied_channel_is_empty_after_a_kill_though_no_journal_was_due_yet(
     assert again.bodies == [b"5"]
 
 
-def test_an_emptied_channel_that_is_set_back_begins_there_after_a_kill() -> None:
-    core = Core()
+def test_an_emptied_channel_that_is_set_back_begins_there_after_a_kill(core: Core) -> None:
     core.channel("t")
     topic = core.broker.topics["t"]
     core.publish("t", b"1", b"2", b"3")
@@ -143,8 +137,7 @@ def test_an_emptied_channel_that_is_set_back_begins_there_after_a_kill() -> None
     assert core.client("t").ready(10).bodies == [b"3"]
 
 
-def test_emptied_messages_stay_gone_when_more_are_emptied() -> None:
-    core = Core()
+def test_emptied_messages_stay_gone_when_more_are_emptied(core: Core) -> None:
     client = core.client("t").ready(10)
     topic = core.broker.topics["t"]
     for body in (b"1", b"2"):
@@ -159,8 +152,7 @@ def test_emptied_messages_stay_gone_when_more_are_emptied() -> None:
     assert core.client("t").ready(10).bodies == []
 
 
-def test_messages_of_an_ephemeral_channel_are_no_backlog_after_a_restart() -> None:
-    core = Core()
+def test_messages_of_an_ephemeral_channel_are_no_backlog_after_a_restart(core: Core) -> None:
     client = core.client("t", "c#ephemeral").ready(10)
     core.publish("t", b"1")
     client.finish()
@@ -174,8 +166,7 @@ def test_messages_of_an_ephemeral_channel_are_no_backlog_after_a_restart() -> No
         client.finish()
 
 
-def test_deferred_messages_scheduled_ahead_stay_finished_after_a_restart() -> None:
-    core = Core()
+def test_deferred_messages_scheduled_ahead_stay_finished_after_a_restart(core: Core) -> None:
     client = core.client("t")
     core.publish("t", b"1")
     core.publish("t", b"2", delay_ns=SECOND_NS)
@@ -189,8 +180,7 @@ def test_deferred_messages_scheduled_ahead_stay_finished_after_a_restart() -> No
     assert again.bodies == [b"1"]
 
 
-def test_a_lost_journal_entry_makes_messages_come_again_and_loses_none() -> None:
-    core = Core()
+def test_a_lost_journal_entry_makes_messages_come_again_and_loses_none(core: Core) -> None:
     client = core.client("t").ready(3)
     core.publish("t", b"1", b"2", b"3")
     client.requeue(0, 100 * SECOND_NS)
@@ -224,8 +214,7 @@ def test_a_new_channel_has_its_deferred_messages_even_in_the_head_of_a_segment()
     assert client.bodies == [b"later"]
 
 
-def test_numbers_of_topics_with_a_lost_entry_are_not_given_again() -> None:
-    core = Core()
+def test_numbers_of_topics_with_a_lost_entry_are_not_given_again(core: Core) -> None:
     core.publish("lost", b"1")
     (position,) = record_positions(core.broker, RecordKind.TOPOLOGY)[1:]
     core.publish("kept", b"2")
@@ -238,8 +227,7 @@ def test_numbers_of_topics_with_a_lost_entry_are_not_given_again() -> None:
     assert core.client("kept").ready(1).bodies == [b"2"]
 
 
-def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
-    core = Core()
+def test_of_two_topics_of_one_name_the_newer_one_counts(core: Core) -> None:
     core.publish("t", b"old")
     core.broker.delete_topic("t")
     lost = record_positions(core.broker, RecordKind.TOPOLOGY)[-1]
@@ -252,8 +240,7 @@ def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
     assert len(core.broker.by_id) == 1
 
 
-def test_a_deletion_holds_though_that_of_an_older_namesake_was_lost() -> None:
-    core = Core()
+def test_a_deletion_holds_though_that_of_an_older_namesake_was_lost(core: Core) -> None:
     core.channel("t", "kept")
     core.checkpoint()
     deleted: list[int] = []
@@ -278,9 +265,8 @@ def test_a_deletion_holds_though_that_of_an_older_namesake_was_lost() -> None:
     assert list(core.broker.topics["t"].channels) == ["kept"]
 
 
-def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None:
+def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint(core: Core) -> None:
     """Its first place was dropped for space since, and the index file was lost in a power cut."""
-    core = Core()
     client = core.client("t").ready(1000)
     core.publish("t", b"precious")
     client.requeue(0, 100 * SECOND_NS)
@@ -299,9 +285,8 @@ def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None
     assert core.client("t").ready(1000).bodies == [b"precious"]
 
 
-def test_a_batch_is_restored_though_its_topic_entry_lies_behind_it() -> None:
+def test_a_batch_is_restored_though_its_topic_entry_lies_behind_it(core: Core) -> None:
     """The earlier entry of the topic is damaged; the head of the next segment has it."""
-    core = Core()
     core.checkpoint()
     core.channel("t")
     damage(core, record_positions(core.broker, RecordKind.TOPOLOGY)[-2])
@@ -311,8 +296,7 @@ def test_a_batch_is_restored_though_its_topic_entry_lies_behind_it() -> None:
     assert core.client("t").ready(1000).bodies == bodies
 
 
-def test_a_new_message_is_never_published_under_an_offset_that_was_lost() -> None:
-    core = Core()
+def test_a_new_message_is_never_published_under_an_offset_that_was_lost(core: Core) -> None:
     client = core.client("t").ready(10)
     core.channel("t", "d")
     core.publish("t", b"1")
@@ -345,8 +329,7 @@ def test_a_record_that_does_not_fit_behind_a_segments_head_gets_a_segment_of_its
     assert [len(body) for body in client.bodies] == list(sizes)
 
 
-def test_a_full_disk_refuses_publishers_until_consumers_have_freed_segments() -> None:
-    core = Core()
+def test_a_full_disk_refuses_publishers_until_consumers_have_freed_segments(core: Core) -> None:
     client = core.client("t")
     core.storage.capacity_bytes = 7 * core.segment_bytes
     core.storage.keep_free_bytes = core.segment_bytes
@@ -366,8 +349,7 @@ def test_a_full_disk_refuses_publishers_until_consumers_have_freed_segments() ->
     assert client.bodies[-1] == b"again"
 
 
-def test_a_broker_starts_on_a_full_disk_and_can_be_emptied() -> None:
-    core = Core()
+def test_a_broker_starts_on_a_full_disk_and_can_be_emptied(core: Core) -> None:
     core.channel("t")
     core.storage.capacity_bytes = 7 * core.segment_bytes
     core.storage.keep_free_bytes = core.segment_bytes
@@ -385,8 +367,7 @@ def test_a_broker_starts_on_a_full_disk_and_can_be_emptied() -> None:
     assert core.publish("t", b"again").error is None
 
 
-def test_ephemeral_channels_and_topics_come_and_go_on_a_full_disk() -> None:
-    core = Core()
+def test_ephemeral_channels_and_topics_come_and_go_on_a_full_disk(core: Core) -> None:
     tail = core.client("t", "tail#ephemeral")
     other = core.client("t#ephemeral", "c#ephemeral")
     core.storage.capacity_bytes = 7 * core.segment_bytes
@@ -434,8 +415,7 @@ def test_a_message_that_fits_where_the_end_of_a_channel_did_not_is_kept(
 @pytest.mark.parametrize(
     "operation", ["pause", "unpause", "pause channel", "empty", "delete channel"]
 )
-def test_a_refused_operation_changes_nothing(operation: str) -> None:
-    core = Core()
+def test_a_refused_operation_changes_nothing(core: Core, operation: str) -> None:
     client = core.client("t").ready(1)
     topic = core.broker.topics["t"]
     if operation in ("unpause", "empty"):
@@ -457,8 +437,7 @@ def test_a_refused_operation_changes_nothing(operation: str) -> None:
     assert not client.closed
 
 
-def test_a_failed_flush_is_final_and_a_checkpoint_on_its_way_lets_nothing_go() -> None:
-    core = Core()
+def test_a_failed_flush_is_final_and_a_checkpoint_on_its_way_lets_nothing_go(core: Core) -> None:
     client = core.client("t").ready(1000)
     core.fill("t", 4)
     client.finish()
@@ -481,9 +460,8 @@ def fail_to_flush(core: Core) -> None:
     core.storage.flush_error = None
 
 
-def test_a_copy_in_doubt_takes_the_place_of_nothing_durable() -> None:
+def test_a_copy_in_doubt_takes_the_place_of_nothing_durable(core: Core) -> None:
     """The flush of a copy failed. The next broker saw it in memory, and its flushes succeeded."""
-    core = Core()
     client = core.client("t").ready(1000)
     core.publish("t", b"precious")
     client.requeue(0, 100 * SECOND_NS)
@@ -502,8 +480,7 @@ def test_a_copy_in_doubt_takes_the_place_of_nothing_durable() -> None:
     assert b"precious" in core.client("t").ready(1000).bodies
 
 
-def test_a_flush_that_fails_on_a_full_disk_leaves_its_note_all_the_same() -> None:
-    core = Core()
+def test_a_flush_that_fails_on_a_full_disk_leaves_its_note_all_the_same(core: Core) -> None:
     core.publish("t", b"1")
     core.storage.capacity_bytes = core.storage.used_bytes
     fail_to_flush(core)
@@ -529,8 +506,7 @@ def test_where_no_note_can_be_left_the_machine_is_to_be_started_again(
     assert "check the disk, then start the machine" in core.broker.health
 
 
-def test_the_next_flush_covers_a_dropped_flush_job() -> None:
-    core = Core()
+def test_the_next_flush_covers_a_dropped_flush_job(core: Core) -> None:
     core.publish("t", b"1")
     core.broker.log.flush_job()
     core.flush()
@@ -538,8 +514,7 @@ def test_the_next_flush_covers_a_dropped_flush_job() -> None:
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
-def test_the_next_broker_flushes_the_writes_of_a_killed_one() -> None:
-    core = Core()
+def test_the_next_broker_flushes_the_writes_of_a_killed_one(core: Core) -> None:
     bodies = core.fill("t", 3)
     core.kill()
     assert core.broker.log.durable_position == 0
@@ -548,8 +523,7 @@ def test_the_next_broker_flushes_the_writes_of_a_killed_one() -> None:
     assert core.client("t").ready(1000).bodies == bodies
 
 
-def test_segments_that_every_channel_has_passed_are_used_again() -> None:
-    core = Core()
+def test_segments_that_every_channel_has_passed_are_used_again(core: Core) -> None:
     clients = [core.client("t", name).ready(1000) for name in ("c", "d")]
     core.fill("t", 5)
     clients[0].finish()
@@ -566,8 +540,7 @@ def test_segments_that_every_channel_has_passed_are_used_again() -> None:
     assert core.storage.spare_count == 2
 
 
-def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
-    core = Core()
+def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full(core: Core) -> None:
     client = core.client("t").ready(100)
     log = core.broker.log
     core.publish("t", b"x")
@@ -583,8 +556,7 @@ def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
     assert core.client("t").ready(1).bodies == [b"more"]
 
 
-def test_messages_of_a_paused_topic_stay_for_later_channels() -> None:
-    core = Core()
+def test_messages_of_a_paused_topic_stay_for_later_channels(core: Core) -> None:
     reader = core.channel("t", "reader")
     core.broker.topics["t"].set_paused(True)
     bodies = core.fill("t", 4)
@@ -596,8 +568,7 @@ def test_messages_of_a_paused_topic_stay_for_later_channels() -> None:
     assert core.lost == []
 
 
-def test_a_forgotten_channel_of_a_small_topic_does_not_pin_segments() -> None:
-    core = Core()
+def test_a_forgotten_channel_of_a_small_topic_does_not_pin_segments(core: Core) -> None:
     core.channel("small", "forgotten")
     core.publish("small", b"1", b"2")
     client = core.client("big").ready(10_000)
@@ -612,8 +583,7 @@ def test_a_forgotten_channel_of_a_small_topic_does_not_pin_segments() -> None:
     assert core.lost == []
 
 
-def test_a_clean_stop_after_cleaning_does_not_doubt_its_indexes() -> None:
-    core = Core()
+def test_a_clean_stop_after_cleaning_does_not_doubt_its_indexes(core: Core) -> None:
     core.channel("small", "forgotten")
     core.publish("small", b"1")
     client = core.client("big").ready(10_000)
@@ -627,8 +597,7 @@ def test_a_clean_stop_after_cleaning_does_not_doubt_its_indexes() -> None:
     assert core.client("small", "forgotten").ready(1).bodies == [b"1"]
 
 
-def test_a_missing_or_damaged_index_is_made_from_the_log() -> None:
-    core = Core()
+def test_a_missing_or_damaged_index_is_made_from_the_log(core: Core) -> None:
     bodies = core.fill("t", 2)
     core.publish("u", b"1")
     core.publish("cut", b"1")
@@ -646,8 +615,7 @@ def test_a_missing_or_damaged_index_is_made_from_the_log() -> None:
     assert core.client("u").ready(1000).bodies == core.client("cut").ready(1000).bodies == [b"1"]
 
 
-def test_a_missing_or_damaged_checkpoint_costs_reading_the_whole_log() -> None:
-    core = Core()
+def test_a_missing_or_damaged_checkpoint_costs_reading_the_whole_log(core: Core) -> None:
     client = core.client("t").ready(1)
     bodies = core.fill("t", 2)
     client.finish(0)
@@ -688,8 +656,7 @@ def test_a_queue_without_rows_starts_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert again.bodies == [b"new"]
 
 
-def test_damaged_messages_are_reported_and_those_around_them_delivered() -> None:
-    core = Core()
+def test_damaged_messages_are_reported_and_those_around_them_delivered(core: Core) -> None:
     for body in (b"1", b"2", b"3"):
         core.publish("t", body)
     core.stop()
@@ -703,8 +670,7 @@ def test_damaged_messages_are_reported_and_those_around_them_delivered() -> None
     assert client.channel.depth == 0
 
 
-def test_a_log_that_ends_before_its_checkpoint_goes_on_behind_it() -> None:
-    core = Core()
+def test_a_log_that_ends_before_its_checkpoint_goes_on_behind_it(core: Core) -> None:
     core.fill("t", 3)
     core.checkpoint()
     log = core.broker.log
@@ -722,8 +688,7 @@ def test_a_log_that_ends_before_its_checkpoint_goes_on_behind_it() -> None:
     assert client.bodies[-1] == b"new"
 
 
-def test_records_of_the_log_name_their_run() -> None:
-    core = Core()
+def test_records_of_the_log_name_their_run(core: Core) -> None:
     core.publish("t", b"1")
     first = core.broker.log.epoch
     core.kill()
@@ -761,8 +726,7 @@ def topology_positions(core: Core) -> list[int]:
     return record_positions(core.broker, RecordKind.TOPOLOGY)
 
 
-def test_a_channel_with_a_lost_creation_begins_where_a_later_entry_says() -> None:
-    core = Core()
+def test_a_channel_with_a_lost_creation_begins_where_a_later_entry_says(core: Core) -> None:
     core.channel("t", "first")
     core.publish("t", b"before it")
     core.channel("t", "c")
@@ -794,8 +758,7 @@ def test_a_channel_begins_where_the_head_of_a_segment_says_though_its_cursor_is_
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_deletion_and_the_backlog_that_it_leaves_are_one_entry(lost: bool) -> None:
-    core = Core()
+def test_a_deletion_and_the_backlog_that_it_leaves_are_one_entry(core: Core, lost: bool) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1", b"2")
     client.finish()
@@ -811,8 +774,7 @@ def test_a_deletion_and_the_backlog_that_it_leaves_are_one_entry(lost: bool) -> 
     assert core.client("t").ready(10).bodies == ([b"2"] if lost else [])
 
 
-def test_channel_records_of_the_old_form_are_read() -> None:
-    core = Core()
+def test_channel_records_of_the_old_form_are_read(core: Core) -> None:
     channel = core.channel("t")
     topic = core.broker.topics["t"]
     record = ChannelRecord(id=channel.id, name="c", paused=True)
@@ -829,8 +791,7 @@ def test_channel_records_of_the_old_form_are_read() -> None:
     assert core.broker.topics["t"].depth == 0
 
 
-def test_emptied_messages_stay_gone_though_a_later_cursor_entry_is_lost() -> None:
-    core = Core()
+def test_emptied_messages_stay_gone_though_a_later_cursor_entry_is_lost(core: Core) -> None:
     client = core.client("t").ready(10)
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -853,8 +814,7 @@ def test_emptied_messages_stay_gone_though_a_later_cursor_entry_is_lost() -> Non
     assert core.client("t").ready(10).bodies == [b"1"]
 
 
-def test_voids_are_kept_as_long_as_a_channel_may_go_back_to_them() -> None:
-    core = Core()
+def test_voids_are_kept_as_long_as_a_channel_may_go_back_to_them(core: Core) -> None:
     client = core.client("t").ready(1000)
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -874,8 +834,7 @@ def test_voids_are_kept_as_long_as_a_channel_may_go_back_to_them() -> None:
     assert topic.voids == []
 
 
-def test_a_topic_with_a_lost_resume_is_paused_behind_what_its_channels_saw() -> None:
-    core = Core()
+def test_a_topic_with_a_lost_resume_is_paused_behind_what_its_channels_saw(core: Core) -> None:
     client = core.client("t")
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -898,8 +857,7 @@ def test_a_topic_with_a_lost_resume_is_paused_behind_what_its_channels_saw() -> 
     assert client.bodies == [b"2"], "what was finished comes again"
 
 
-def test_a_channel_behind_a_pause_with_a_lost_end_gets_nothing_before_it() -> None:
-    core = Core()
+def test_a_channel_behind_a_pause_with_a_lost_end_gets_nothing_before_it(core: Core) -> None:
     core.channel("t", "first")
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -918,8 +876,7 @@ def test_a_channel_behind_a_pause_with_a_lost_end_gets_nothing_before_it() -> No
     assert core.channel("t", "first").depth == 1
 
 
-def test_a_first_channel_does_not_count_emptied_messages() -> None:
-    core = Core()
+def test_a_first_channel_does_not_count_emptied_messages(core: Core) -> None:
     core.channel("t")
     made = topology_positions(core)[-1]
     core.publish("t", b"1")
@@ -938,8 +895,7 @@ def test_a_first_channel_does_not_count_emptied_messages() -> None:
     assert client.channel.message_count == 1
 
 
-def test_a_damaged_batch_keeps_its_segment_from_cleaning_and_is_reported_once() -> None:
-    core = Core()
+def test_a_damaged_batch_keeps_its_segment_from_cleaning_and_is_reported_once(core: Core) -> None:
     core.channel("small", "forgotten")
     core.publish("small", b"1")
     (position,) = record_positions(core.broker, RecordKind.BATCH)
@@ -959,8 +915,7 @@ def test_a_damaged_batch_keeps_its_segment_from_cleaning_and_is_reported_once() 
     assert core.broker.not_cleanable == set()
 
 
-def test_files_to_be_dropped_are_remembered_when_a_checkpoint_fails() -> None:
-    core = Core()
+def test_files_to_be_dropped_are_remembered_when_a_checkpoint_fails(core: Core) -> None:
     core.publish("t", b"1")
     core.checkpoint()
     (name,) = core.storage.names("index")
@@ -1006,8 +961,7 @@ def test_a_message_that_fails_for_ever_does_not_keep_a_hundred_segments(restart:
     assert queue.end_offset - queue.start_offset <= 100, "what is behind it is no hole"
 
 
-def test_segments_are_kept_for_a_channel_made_during_a_checkpoint() -> None:
-    core = Core()
+def test_segments_are_kept_for_a_channel_made_during_a_checkpoint(core: Core) -> None:
     client = core.client("t", "first").ready(1000)
     bodies = core.fill("t", 5)
     client.finish()
@@ -1023,8 +977,7 @@ def test_segments_are_kept_for_a_channel_made_during_a_checkpoint() -> None:
     assert core.lost == []
 
 
-def test_a_broker_that_lost_its_indexes_starts_on_a_full_disk() -> None:
-    core = Core()
+def test_a_broker_that_lost_its_indexes_starts_on_a_full_disk(core: Core) -> None:
     core.channel("t")
     bodies = core.fill("t", 2)
     core.checkpoint()

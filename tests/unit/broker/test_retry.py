@@ -38,8 +38,7 @@ def dead_letters(core: Core, topic: str = "t.c.dead") -> list[tuple[bytes, Prope
     return dead
 
 
-def test_without_a_policy_a_message_comes_again_for_ever() -> None:
-    core = Core()
+def test_without_a_policy_a_message_comes_again_for_ever(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"bad")
     for attempt in range(100):
@@ -77,8 +76,7 @@ def test_any_of_three_settings_switches_retries_on(
     assert (None if retry is None else retry.max_attempts) == max_count
 
 
-def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead() -> None:
-    core = Core()
+def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead(core: Core) -> None:
     configure(core, max_attempts=3, retry_delays_ms=[1000, 5000])
     client = core.client("t").ready(1)
     core.publish("t", b"bad", b"good")
@@ -112,8 +110,7 @@ def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead()
     assert core.broker.topic("t.c.dead").channels[CHANNEL].depth == 1
 
 
-def test_a_named_delay_is_used() -> None:
-    core = Core()
+def test_a_named_delay_is_used(core: Core) -> None:
     configure(core, max_attempts=16)
     client = core.client("t").ready(1)
     core.publish("t", b"1")
@@ -122,8 +119,7 @@ def test_a_named_delay_is_used() -> None:
     assert len(client.got) == 2
 
 
-def test_a_timeout_waits_and_counts_as_well() -> None:
-    core = Core()
+def test_a_timeout_waits_and_counts_as_well(core: Core) -> None:
     configure(core, max_attempts=2, retry_delays_ms=[3000])
     clients = [core.client("t", timeout_ns=SECOND_NS).ready(1) for _ in range(2)]
     core.publish("t", b"1", b"2")
@@ -141,8 +137,7 @@ def test_a_timeout_waits_and_counts_as_well() -> None:
     assert [client.consumer.in_flight_count for client in clients] == [0, 0]
 
 
-def test_a_consumer_that_goes_is_no_failure_at_first() -> None:
-    core = Core()
+def test_a_consumer_that_goes_is_no_failure_at_first(core: Core) -> None:
     configure(core, max_attempts=3, retry_delays_ms=[3000])
     clients = [core.client("t").ready(1)]
     core.publish("t", b"1")
@@ -160,8 +155,7 @@ def test_a_consumer_that_goes_is_no_failure_at_first() -> None:
     assert properties.system["dead_reason"] == "disconnected"
 
 
-def test_errors_of_consumers_survive_a_restart() -> None:
-    core = Core()
+def test_errors_of_consumers_survive_a_restart(core: Core) -> None:
     configure(core, max_attempts=3, retry_delays_ms=[0])
     client = core.client("t").ready(1)
     core.publish("t", b"1")
@@ -180,8 +174,7 @@ def test_errors_of_consumers_survive_a_restart() -> None:
     assert properties.system["dead_last_error"] == "third"
 
 
-def test_a_rejected_message_is_dead_at_once_with_its_own_properties() -> None:
-    core = Core()
+def test_a_rejected_message_is_dead_at_once_with_its_own_properties(core: Core) -> None:
     client = core.client("t").ready(1)
     own = Properties(tag="paid", keys=("o-17",), headers={"trace": "x" * 32_000})
     core.broker.topic("t").stage([b"1"], 0, [(0, own.pack())])
@@ -197,8 +190,7 @@ def test_a_rejected_message_is_dead_at_once_with_its_own_properties() -> None:
     assert properties.system["dead_last_error"] == "no such account"
 
 
-def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again() -> None:
-    core = Core()
+def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again(core: Core) -> None:
     configure(core, max_attempts=1)
     refused = []
     core.broker.transfers.on_refused = lambda *args: refused.append(args)
@@ -224,8 +216,7 @@ def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again() -> None
     assert [body for body, _ in dead_letters(core)] == [b"bad", b"worse"]
 
 
-def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before() -> None:
-    core = Core()
+def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before(core: Core) -> None:
     core.broker.transfers.waits_for_flush = True
     configure(core, max_attempts=1)
     client = core.client("t").ready(1)
@@ -288,8 +279,7 @@ def test_a_dead_letter_topic_that_loses_or_repeats_messages_is_refused(name: str
     assert core.channel("t").policy == ChannelPolicy()
 
 
-def test_a_policy_is_there_after_a_restart() -> None:
-    core = Core()
+def test_a_policy_is_there_after_a_restart(core: Core) -> None:
     configure(core, max_attempts=2, retry_delays_ms=[7], dead_letter_topic="d")
     core.kill()
     client: Client = core.client("t").ready(1)
@@ -301,8 +291,7 @@ def test_a_policy_is_there_after_a_restart() -> None:
     assert [body for body, _ in dead_letters(core, "d")] == [b"1"]
 
 
-def test_in_order_a_dead_letter_no_longer_delays_the_next_message() -> None:
-    core = Core()
+def test_in_order_a_dead_letter_no_longer_delays_the_next_message(core: Core) -> None:
     configure(core, max_attempts=2, retry_delays_ms=[1000], order="queue")
     client = core.client("t").ready(5)
     core.publish("t", b"bad", b"next")
@@ -317,8 +306,7 @@ def test_in_order_a_dead_letter_no_longer_delays_the_next_message() -> None:
     assert [body for body, _ in dead_letters(core)] == [b"bad"]
 
 
-def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() -> None:
-    core = Core()
+def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic(core: Core) -> None:
     topic = core.broker.set_queues("t", 3)
     topic.channel("c")
     topic.configure_channel("c", ChannelPolicy(max_attempts=1))
@@ -407,8 +395,7 @@ def kept(core: Core) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, MAX_MOVES, MAX_MOVES + 1, 20])
-def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(length: int) -> None:
-    core = Core()
+def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(core: Core, length: int) -> None:
     names = [f"ring{number}" for number in range(length)]
     for name, following in zip(names, [*names[1:], names[0]], strict=True):
         configure(core, name, dead_letter_topic=following)
@@ -424,8 +411,7 @@ def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(length: int) -> N
     assert properties.system["dead_before"].split() == names[:MAX_MOVES][: length - 1]
 
 
-def test_a_chain_of_dead_letter_topics_is_followed_to_its_end() -> None:
-    core = Core()
+def test_a_chain_of_dead_letter_topics_is_followed_to_its_end(core: Core) -> None:
     names = [f"level{number}" for number in range(MAX_MOVES)]
     for name, following in pairwise(names):
         configure(core, name, dead_letter_topic=following)
@@ -435,8 +421,7 @@ def test_a_chain_of_dead_letter_topics_is_followed_to_its_end() -> None:
     assert "dead_instead_of" not in properties.system
 
 
-def test_a_cycle_through_default_names_ends_too() -> None:
-    core = Core()
+def test_a_cycle_through_default_names_ends_too(core: Core) -> None:
     first, second = "x.c.dead", default_name("x.c.dead", "c")
     configure(core, first)
     configure(core, second, dead_letter_topic="x")
@@ -447,8 +432,7 @@ def test_a_cycle_through_default_names_ends_too() -> None:
     assert kept(core) == {second: 1, "x": 1, third: 1}
 
 
-def test_a_cycle_of_a_dead_letter_topics_own_channel_ends() -> None:
-    core = Core()
+def test_a_cycle_of_a_dead_letter_topics_own_channel_ends(core: Core) -> None:
     configure(core, dead_letter_topic="d")
     core.broker.topic("d")
     configure(core, "d", CHANNEL, dead_letter_topic="t")
@@ -461,8 +445,7 @@ def test_a_cycle_of_a_dead_letter_topics_own_channel_ends() -> None:
     assert core.broker.topics["t"].message_count == 1
 
 
-def test_a_cycle_that_is_closed_later_and_after_a_restart_ends() -> None:
-    core = Core()
+def test_a_cycle_that_is_closed_later_and_after_a_restart_ends(core: Core) -> None:
     configure(core, "a", dead_letter_topic="b")
     core.channel("b", "c")
     core.publish("a", b"bad")
@@ -475,8 +458,7 @@ def test_a_cycle_that_is_closed_later_and_after_a_restart_ends() -> None:
     assert kept(core) == {"b": 2, "b.c.dead": 1, "a": 1, "a.c.dead": 1}
 
 
-def test_a_redriven_message_follows_its_channels_policy_again() -> None:
-    core = Core()
+def test_a_redriven_message_follows_its_channels_policy_again(core: Core) -> None:
     configure(core, "a", dead_letter_topic="b")
     configure(core, "b", dead_letter_topic="a")
     core.publish("a", b"bad")

@@ -15,9 +15,8 @@ from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 
-def test_a_checkpoint_ahead_of_the_log_is_not_used() -> None:
+def test_a_checkpoint_ahead_of_the_log_is_not_used(core: Core) -> None:
     """Its position was cut off."""
-    core = Core()
     core.publish("t", b"one")
     position = core.broker.log.position
     core.publish("t", b"two")
@@ -34,9 +33,8 @@ def test_a_checkpoint_ahead_of_the_log_is_not_used() -> None:
     assert broker.topics["t"].queue.end_offset == 1
 
 
-def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable() -> None:
+def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable(core: Core) -> None:
     """Without it the log would end before the checkpoint."""
-    core = Core()
     copy, _ = open_copy(SimulatedStorage(Random(1)))
     feed(core.broker.log, copy, Random(1))
     recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
@@ -81,8 +79,7 @@ def test_a_state_is_built_without_a_search_of_the_unwritten_rest(
     assert broker.topics["t"].queue.end_offset == 3
 
 
-def test_a_promoted_broker_reports_what_no_replica_has_undamaged() -> None:
-    core = Core()
+def test_a_promoted_broker_reports_what_no_replica_has_undamaged(core: Core) -> None:
     core.publish("t", b"one")
     first = core.broker.log.position
     core.publish("t", b"two")
@@ -148,8 +145,7 @@ def test_what_is_retired_leaves_the_indexes(monkeypatch: pytest.MonkeyPatch) -> 
         assert rows[0].tobytes() == rows[1].tobytes()
 
 
-def test_the_index_of_a_deleted_topic_is_removed() -> None:
-    core = Core()
+def test_the_index_of_a_deleted_topic_is_removed(core: Core) -> None:
     core.broker.await_confirmation(core.broker.log.position)
     copy, _ = open_copy(SimulatedStorage(Random(1)))
     feed(core.broker.log, copy, Random(1))

@@ -60,16 +60,14 @@ def test_a_start_with_a_clock_that_is_behind_goes_on_from_the_newest_record(star
     assert offset_at(core.broker.topics["t"], before_ns + 1) == 3
 
 
-def test_a_start_says_nothing_of_a_clock_that_is_right() -> None:
-    core = Core()
+def test_a_start_says_nothing_of_a_clock_that_is_right(core: Core) -> None:
     core.publish("t", b"one")
     core.kill()
     assert not [note for note in core.restored.notes if "clock" in note]
 
 
-def test_other_records_than_messages_tell_the_time_too() -> None:
+def test_other_records_than_messages_tell_the_time_too(core: Core) -> None:
     """The messages may have gone with their segments."""
-    core = Core()
     core.channel("t")
     core.clock.advance(DAY_NS)
     core.broker.topic("u")

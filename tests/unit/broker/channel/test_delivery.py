@@ -15,8 +15,7 @@ from martlet.broker.queue import in_flight as window_module
 from martlet.log import index as index_module
 
 
-def test_the_first_channel_gets_the_backlog_and_later_ones_new_messages() -> None:
-    core = Core()
+def test_the_first_channel_gets_the_backlog_and_later_ones_new_messages(core: Core) -> None:
     core.publish("t", b"1", b"2")
     first = core.client("t", "first").ready(10)
     second = core.client("t", "second").ready(10)
@@ -27,8 +26,7 @@ def test_the_first_channel_gets_the_backlog_and_later_ones_new_messages() -> Non
     assert second.channel.message_count == 1
 
 
-def test_rdy_limits_the_messages_in_flight() -> None:
-    core = Core()
+def test_rdy_limits_the_messages_in_flight(core: Core) -> None:
     client = core.client("t").ready(2)
     core.publish("t", b"1", b"2", b"3", b"4")
     assert client.bodies == [b"1", b"2"]
@@ -43,16 +41,14 @@ def test_rdy_limits_the_messages_in_flight() -> None:
     assert client.consumer.in_flight_count == 0
 
 
-def test_consumers_share_the_messages() -> None:
-    core = Core()
+def test_consumers_share_the_messages(core: Core) -> None:
     clients = [core.client("t").ready(10) for _ in range(3)]
     core.publish("t", *[b"%d" % n for n in range(9)])
     assert all(2 <= len(client.got) <= 4 for client in clients)
     assert sorted(b for c in clients for b in c.bodies) == [b"%d" % n for n in range(9)]
 
 
-def test_a_client_that_reads_nothing_is_sent_nothing() -> None:
-    core = Core()
+def test_a_client_that_reads_nothing_is_sent_nothing(core: Core) -> None:
     client = core.client("t").ready(10)
     client.channel.set_blocked(client.consumer, True)
     core.publish("t", b"1")
@@ -107,8 +103,7 @@ def test_a_channel_with_an_unreadable_index_is_put_off(monkeypatch: pytest.Monke
     assert len(reported) == 4
 
 
-def test_a_requeued_message_comes_again_with_one_attempt_more() -> None:
-    core = Core()
+def test_a_requeued_message_comes_again_with_one_attempt_more(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1")
     client.requeue(0)
@@ -117,8 +112,7 @@ def test_a_requeued_message_comes_again_with_one_attempt_more() -> None:
     assert client.channel.requeue_count == client.consumer.requeue_count == 2
 
 
-def test_a_message_that_fails_again_and_again_keeps_no_other_from_its_consumer() -> None:
-    core = Core()
+def test_a_message_that_fails_again_and_again_keeps_no_other_from_its_consumer(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"bad", b"1", b"2", b"3")
     for _ in range(8):
@@ -130,8 +124,7 @@ def test_a_message_that_fails_again_and_again_keeps_no_other_from_its_consumer()
     assert {b"1", b"2", b"3"} < set(client.bodies)
 
 
-def test_messages_to_be_delivered_again_do_not_wait_behind_the_backlog() -> None:
-    core = Core()
+def test_messages_to_be_delivered_again_do_not_wait_behind_the_backlog(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", *[b"%d" % n for n in range(50)])
     client.requeue(0)
@@ -140,8 +133,7 @@ def test_messages_to_be_delivered_again_do_not_wait_behind_the_backlog() -> None
     assert client.bodies.count(b"0") == 2
 
 
-def test_a_delayed_requeue_waits_and_is_not_in_flight() -> None:
-    core = Core()
+def test_a_delayed_requeue_waits_and_is_not_in_flight(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1")
     client.requeue(0, 5 * SECOND_NS)
@@ -155,8 +147,7 @@ def test_a_delayed_requeue_waits_and_is_not_in_flight() -> None:
     assert [m.attempts for m in client.got] == [1, 2]
 
 
-def test_a_message_times_out_and_goes_to_any_ready_consumer() -> None:
-    core = Core()
+def test_a_message_times_out_and_goes_to_any_ready_consumer(core: Core) -> None:
     slow = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
     core.publish("t", b"1")
     slow.ready(0)
@@ -171,8 +162,7 @@ def test_a_message_times_out_and_goes_to_any_ready_consumer() -> None:
         slow.finish(0)
 
 
-def test_messages_that_time_out_together_come_again_by_offset() -> None:
-    core = Core()
+def test_messages_that_time_out_together_come_again_by_offset(core: Core) -> None:
     core.publish("t", b"a", b"b", b"c")
     client = core.client("t").ready(1)
     client.requeue(0, SECOND_NS)
@@ -212,8 +202,7 @@ def test_a_deadline_that_was_set_twice_expires_once() -> None:
     assert client.channel.depth == 1
 
 
-def test_messages_of_a_lost_client_go_to_others_at_once() -> None:
-    core = Core()
+def test_messages_of_a_lost_client_go_to_others_at_once(core: Core) -> None:
     gone = core.client("t").ready(2)
     core.publish("t", b"1", b"2", b"3")
     gone.requeue(0)
@@ -223,8 +212,7 @@ def test_messages_of_a_lost_client_go_to_others_at_once() -> None:
     assert other.channel.timeout_count == 0
 
 
-def test_deferred_messages_come_at_their_time_and_others_at_once() -> None:
-    core = Core()
+def test_deferred_messages_come_at_their_time_and_others_at_once(core: Core) -> None:
     client = core.client("t").ready(10)
     core.publish("t", b"later", b"later too", delay_ns=3 * SECOND_NS)
     core.publish("t", b"now")
@@ -239,8 +227,7 @@ def test_deferred_messages_come_at_their_time_and_others_at_once() -> None:
     assert [m.attempts for m in client.got] == [1, 1, 1, 1]
 
 
-def test_a_paused_channel_delivers_nothing_but_takes_answers() -> None:
-    core = Core()
+def test_a_paused_channel_delivers_nothing_but_takes_answers(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1", b"2")
     core.broker.topics["t"].pause_channel("c", True)
@@ -251,8 +238,7 @@ def test_a_paused_channel_delivers_nothing_but_takes_answers() -> None:
     assert client.bodies == [b"1", b"2"]
 
 
-def test_a_paused_topic_keeps_its_messages_from_the_channels() -> None:
-    core = Core()
+def test_a_paused_topic_keeps_its_messages_from_the_channels(core: Core) -> None:
     client = core.client("t").ready(10)
     topic = core.broker.topics["t"]
     topic.set_paused(True)
@@ -266,8 +252,7 @@ def test_a_paused_topic_keeps_its_messages_from_the_channels() -> None:
     assert client.bodies == [b"1", b"2"]
 
 
-def test_emptying_a_paused_topic_drops_messages_that_no_channel_has() -> None:
-    core = Core()
+def test_emptying_a_paused_topic_drops_messages_that_no_channel_has(core: Core) -> None:
     client = core.client("t")
     core.publish("t", b"1")
     topic = core.broker.topics["t"]
@@ -285,8 +270,7 @@ def test_emptying_a_paused_topic_drops_messages_that_no_channel_has() -> None:
     assert client.bodies == [b"1", b"2"]
 
 
-def test_emptying_a_channel_passes_messages_emptied_from_its_topic() -> None:
-    core = Core()
+def test_emptying_a_channel_passes_messages_emptied_from_its_topic(core: Core) -> None:
     client = core.client("t")
     core.publish("t", b"1")
     topic = core.broker.topics["t"]
@@ -301,8 +285,7 @@ def test_emptying_a_channel_passes_messages_emptied_from_its_topic() -> None:
     assert client.ready(10).bodies == [b"3"]
 
 
-def test_emptying_a_paused_topic_without_channels_leaves_no_depth_behind() -> None:
-    core = Core()
+def test_emptying_a_paused_topic_without_channels_leaves_no_depth_behind(core: Core) -> None:
     topic = core.broker.topic("t")
     topic.set_paused(True)
     core.publish("t", b"dropped")
@@ -312,8 +295,7 @@ def test_emptying_a_paused_topic_without_channels_leaves_no_depth_behind() -> No
     assert (topic.depth, channel.depth, channel.message_count) == (0, 0, 0)
 
 
-def test_emptying_a_channel_drops_messages_in_flight_and_deferred() -> None:
-    core = Core()
+def test_emptying_a_channel_drops_messages_in_flight_and_deferred(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1", b"2")
     core.publish("t", b"3", delay_ns=SECOND_NS)
@@ -327,8 +309,7 @@ def test_emptying_a_channel_drops_messages_in_flight_and_deferred() -> None:
     assert client.bodies == [b"1", b"4"]
 
 
-def test_advancing_leaves_later_messages_in_flight() -> None:
-    core = Core()
+def test_advancing_leaves_later_messages_in_flight(core: Core) -> None:
     client = core.client("t").ready(4)
     core.publish("t", *[b"%d" % n for n in range(6)])
     client.requeue(1, SECOND_NS)
@@ -361,8 +342,7 @@ def test_depth_stays_right_when_a_deferred_message_ahead_was_finished_before_a_r
     assert again.channel.depth == 0
 
 
-def test_of_a_run_of_answers_all_that_can_be_is_done_at_once() -> None:
-    core = Core()
+def test_of_a_run_of_answers_all_that_can_be_is_done_at_once(core: Core) -> None:
     client = core.client("t").ready(10)
     core.publish("t", *[b"%d" % n for n in range(10)])
     channel, consumer = client.channel, client.consumer
@@ -388,8 +368,7 @@ def test_of_a_run_of_answers_all_that_can_be_is_done_at_once() -> None:
 
 
 @pytest.mark.parametrize("offset", [10, 1 << 62, (1 << 63) + 4, (1 << 64) - 1])
-def test_answers_for_offsets_that_do_not_exist_are_refused(offset: int) -> None:
-    core = Core()
+def test_answers_for_offsets_that_do_not_exist_are_refused(core: Core, offset: int) -> None:
     client = core.client("t").ready(10)
     core.publish("t", b"1")
     for answer in (client.channel.finish, client.channel.touch):
@@ -418,8 +397,7 @@ def test_a_channel_takes_as_many_consumers_as_it_may() -> None:
     core.client("t")
 
 
-def test_a_deleted_channel_closes_its_clients_and_delivers_nothing_more() -> None:
-    core = Core()
+def test_a_deleted_channel_closes_its_clients_and_delivers_nothing_more(core: Core) -> None:
     client = core.client("t").ready(10)
     core.broker.topics["t"].delete_channel("c")
     assert client.closed
@@ -429,8 +407,7 @@ def test_a_deleted_channel_closes_its_clients_and_delivers_nothing_more() -> Non
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
-def test_ephemeral_channels_and_topics_go_with_their_last_consumer() -> None:
-    core = Core()
+def test_ephemeral_channels_and_topics_go_with_their_last_consumer(core: Core) -> None:
     client = core.client("t#ephemeral", "c#ephemeral").ready(1)
     topic = core.broker.topics["t#ephemeral"]
     client.leave()
@@ -442,8 +419,7 @@ def test_ephemeral_channels_and_topics_go_with_their_last_consumer() -> None:
     assert core.broker.topics["t"].channels == {}
 
 
-def test_an_ephemeral_topic_goes_with_its_last_channel_however_that_goes() -> None:
-    core = Core()
+def test_an_ephemeral_topic_goes_with_its_last_channel_however_that_goes(core: Core) -> None:
     client = core.client("t#ephemeral", "c")
     topic = core.broker.topics["t#ephemeral"]
     core.channel("t#ephemeral", "other")
@@ -454,8 +430,7 @@ def test_an_ephemeral_topic_goes_with_its_last_channel_however_that_goes() -> No
     assert core.broker.topics == {}
 
 
-def test_names_are_checked_and_looked_up() -> None:
-    core = Core()
+def test_names_are_checked_and_looked_up(core: Core) -> None:
     for bad in ("", "a b", "a" * 65, "a#b", "ü"):
         with pytest.raises(NameRefused):
             core.broker.topic(bad)
@@ -467,8 +442,7 @@ def test_names_are_checked_and_looked_up() -> None:
         core.broker.topic("t").find_channel("nope")
 
 
-def test_ids_run_over_64_bits() -> None:
-    core = Core()
+def test_ids_run_over_64_bits(core: Core) -> None:
     topic = core.broker.topic("t")
     topic.queue.id_base = (1 << 64) - 2
     client = core.client("t").ready(10)
@@ -483,8 +457,7 @@ def test_ids_run_over_64_bits() -> None:
     assert client.channel.cursor.lowest_needed == 4
 
 
-def test_attempts_stop_counting_where_the_wire_ends() -> None:
-    core = Core()
+def test_attempts_stop_counting_where_the_wire_ends(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1")
     client.channel.cursor.pending.wait(0, 70_000, 0, core.clock.now_ns)
@@ -494,8 +467,7 @@ def test_attempts_stop_counting_where_the_wire_ends() -> None:
     assert client.got[-1].attempts == 0xFFFF
 
 
-def test_bytes_of_refused_messages_are_not_counted() -> None:
-    core = Core()
+def test_bytes_of_refused_messages_are_not_counted(core: Core) -> None:
     core.publish("t", b"12345")
     core.storage.capacity_bytes = core.storage.used_bytes
     while core.publish("t", b"x" * 1000).error is None:
@@ -505,9 +477,8 @@ def test_bytes_of_refused_messages_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("id", [b"0x000000000000ff", b" 00000000000000f", b"0_0000000000000f"])
-def test_only_hexadecimal_digits_are_an_id(id: bytes) -> None:
+def test_only_hexadecimal_digits_are_an_id(core: Core, id: bytes) -> None:
     """Python reads all these as numbers, and with luck as that of a message in flight."""
-    core = Core()
     client = core.client("t").ready(1)
     with pytest.raises(ValueError, match="Non-hexadecimal digit"):
         client.channel.cursor.queue.offset_of(id)

@@ -10,8 +10,7 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from martlet.broker.errors import NotInFlight
 
 
-def test_a_message_may_be_finished_after_its_lease_until_it_is_delivered_again() -> None:
-    core = Core()
+def test_a_message_may_be_finished_after_its_lease_until_it_is_delivered_again(core: Core) -> None:
     client = core.client("t", timeout_ns=SECOND_NS).ready(2)
     core.publish("t", b"a", b"b")
     client.ready(0)
@@ -32,8 +31,7 @@ def test_a_message_may_be_finished_after_its_lease_until_it_is_delivered_again()
     assert client.channel.finishes.count == 2
 
 
-def test_a_message_in_flight_or_not_yet_delivered_is_not_finished_for_another() -> None:
-    core = Core()
+def test_a_message_in_flight_or_not_yet_delivered_is_not_finished_for_another(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a", b"b")
     with pytest.raises(NotInFlight, match="delivered again"):
@@ -61,8 +59,7 @@ def test_the_attempts_before_a_kill_are_known_after_it_once_the_cursor_is_writte
     assert channel.depth == 0
 
 
-def test_the_written_cursor_is_that_of_the_channel_whatever_else_has_moved() -> None:
-    core = Core()
+def test_the_written_cursor_is_that_of_the_channel_whatever_else_has_moved(core: Core) -> None:
     clients = [core.client("t", f"c{number}").ready(1) for number in range(40)]
     core.publish("t", b"a")
     last = clients[-1]

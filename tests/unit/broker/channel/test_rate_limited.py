@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.unit.broker.test_queues import Client as WholeClient
 
 from martlet.broker.policy import BadPolicy
 
@@ -24,21 +24,7 @@ def rising(client: Client) -> list[int]:
     return [int(body) for body in client.bodies]
 
 
-class Taker(Client):
-    """A client of a channel at several queues."""
-
-    def __init__(self, core: Core) -> None:
-        self.channel = core.channel("t")
-        self.got, self.closed = [], False
-        self.joined: Any = self.channel.all_queues
-        self.subscriber = self.joined.add_consumer(self, 60 * SECOND_NS)
-
-    def ready_at_all(self, count: int) -> None:
-        self.joined.set_ready(self.subscriber, count)
-
-
-def test_a_channel_delivers_a_burst_and_then_its_rate() -> None:
-    core = Core()
+def test_a_channel_delivers_a_burst_and_then_its_rate(core: Core) -> None:
     client = core.client("t").ready(1000)
     limit(core, "t", rate_per_s=10, rate_burst=3)
     core.publish("t", *[b"%d" % n for n in range(50)])
@@ -51,8 +37,7 @@ def test_a_channel_delivers_a_burst_and_then_its_rate() -> None:
     assert client.channel.depth == 50 - 9
 
 
-def test_finished_messages_bring_no_more_than_the_rate() -> None:
-    core = Core()
+def test_finished_messages_bring_no_more_than_the_rate(core: Core) -> None:
     client = core.client("t").ready(5)
     limit(core, "t", rate_per_s=10, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(50)])
@@ -63,8 +48,7 @@ def test_finished_messages_bring_no_more_than_the_rate() -> None:
         core.wait(100 * MILLISECOND_NS)
 
 
-def test_single_messages_are_limited_too() -> None:
-    core = Core()
+def test_single_messages_are_limited_too(core: Core) -> None:
     client = core.client("t").ready(1000)
     limit(core, "t", rate_per_s=10, rate_burst=2)
     for n in range(5):
@@ -75,8 +59,7 @@ def test_single_messages_are_limited_too() -> None:
     assert rising(client) == [0, 1, 2, 3, 4]
 
 
-def test_redeliveries_count() -> None:
-    core = Core()
+def test_redeliveries_count(core: Core) -> None:
     client = core.client("t").ready(10)
     limit(core, "t", rate_per_s=10, rate_burst=2)
     core.publish("t", b"0", b"1", b"2")
@@ -87,8 +70,7 @@ def test_redeliveries_count() -> None:
     assert sorted(rising(client)) == [0, 0, 1, 2]
 
 
-def test_consumers_share_the_rate() -> None:
-    core = Core()
+def test_consumers_share_the_rate(core: Core) -> None:
     clients = [core.client("t").ready(100) for _ in range(2)]
     limit(core, "t", rate_per_s=100, rate_burst=10)
     core.publish("t", *[b"%d" % n for n in range(500)])
@@ -100,8 +82,7 @@ def test_consumers_share_the_rate() -> None:
 
 
 @pytest.mark.parametrize("order", ["key", "queue"])
-def test_an_ordered_channel_is_limited(order: str) -> None:
-    core = Core()
+def test_an_ordered_channel_is_limited(core: Core, order: str) -> None:
     client = core.client("t").ready(100)
     limit(core, "t", rate_per_s=10, rate_burst=1, order=order)
     core.publish("t", *[b"%d" % n for n in range(5)])
@@ -113,15 +94,14 @@ def test_an_ordered_channel_is_limited(order: str) -> None:
         core.wait(MILLISECOND_NS)
 
 
-def test_queues_share_the_rate_and_take_turns() -> None:
-    core = Core()
+def test_queues_share_the_rate_and_take_turns(core: Core) -> None:
     core.broker.set_queues("t", 4)
-    taker = Taker(core)
+    taker = WholeClient(core)
     limit(core, "t", rate_per_s=100, rate_burst=4)
     for part in core.broker.topic("t").at_queues:
         part.stage([b"%d" % part.number] * 200)
     core.broker.commit()
-    taker.ready_at_all(1000)
+    taker.ready(1000)
     for _ in range(100):
         core.wait(10 * MILLISECOND_NS)
     got = rising(taker)
@@ -130,8 +110,7 @@ def test_queues_share_the_rate_and_take_turns() -> None:
     assert max(counts) - min(counts) <= 4
 
 
-def test_a_limited_channel_delivers_by_priority_and_starves_none() -> None:
-    core = Core()
+def test_a_limited_channel_delivers_by_priority_and_starves_none(core: Core) -> None:
     topic = core.broker.topic("t")
     core.channel("t")
     parts = {4: topic}
@@ -141,8 +120,7 @@ def test_a_limited_channel_delivers_by_priority_and_starves_none() -> None:
     for priority, part in parts.items():
         part.stage([b"%d" % priority] * 1000)
     core.broker.commit()
-    taker = Taker(core)
-    taker.ready_at_all(10_000)
+    taker = WholeClient(core).ready(10_000)
     for _ in range(600):
         core.wait(10 * MILLISECOND_NS)
     counts = Counter(rising(taker))
@@ -152,8 +130,7 @@ def test_a_limited_channel_delivers_by_priority_and_starves_none() -> None:
     assert counts[1] >= 2
 
 
-def test_the_rate_is_kept_by_a_restart() -> None:
-    core = Core()
+def test_the_rate_is_kept_by_a_restart(core: Core) -> None:
     client = core.client("t").ready(100)
     limit(core, "t", rate_per_s=10, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(5)])
@@ -166,8 +143,7 @@ def test_the_rate_is_kept_by_a_restart() -> None:
     assert len(client.got) == 2
 
 
-def test_queues_share_the_rate_after_a_restart() -> None:
-    core = Core()
+def test_queues_share_the_rate_after_a_restart(core: Core) -> None:
     core.broker.set_queues("t", 3)
     core.channel("t")
     limit(core, "t", rate_per_s=10)
@@ -181,8 +157,7 @@ def test_queues_share_the_rate_after_a_restart() -> None:
     }
 
 
-def test_the_rate_changes_at_once() -> None:
-    core = Core()
+def test_the_rate_changes_at_once(core: Core) -> None:
     client = core.client("t").ready(100)
     limit(core, "t", rate_per_s=1, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(50)])
@@ -195,8 +170,7 @@ def test_the_rate_changes_at_once() -> None:
     assert len(client.got) == 51
 
 
-def test_a_limit_keeps_no_alarm_where_nothing_waits() -> None:
-    core = Core()
+def test_a_limit_keeps_no_alarm_where_nothing_waits(core: Core) -> None:
     client = core.client("t").ready(100)
     limit(core, "t", rate_per_s=10, rate_burst=1)
     core.publish("t", b"0", b"1")
@@ -207,8 +181,7 @@ def test_a_limit_keeps_no_alarm_where_nothing_waits() -> None:
     assert idle_until_ns is None or idle_until_ns >= core.clock.now_ns + SECOND_NS
 
 
-def test_a_paused_or_deleted_channel_stays_silent() -> None:
-    core = Core()
+def test_a_paused_or_deleted_channel_stays_silent(core: Core) -> None:
     client = core.client("t").ready(100)
     limit(core, "t", rate_per_s=10, rate_burst=1)
     core.publish("t", b"0", b"1", b"2")
@@ -222,8 +195,7 @@ def test_a_paused_or_deleted_channel_stays_silent() -> None:
     assert len(client.got) == 2
 
 
-def test_bad_rates_are_refused() -> None:
-    core = Core()
+def test_bad_rates_are_refused(core: Core) -> None:
     core.channel("t")
     with pytest.raises(BadPolicy, match="rate_per_s must be a whole number from 0 to"):
         limit(core, "t", rate_per_s=-1)

@@ -53,8 +53,7 @@ def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
     return ends
 
 
-def test_letters_are_paged_and_selected_by_their_properties() -> None:
-    core = Core()
+def test_letters_are_paged_and_selected_by_their_properties(core: Core) -> None:
     dead(core, b"a", b"b", b"c")
     first, following = letters(keeper(core), 0, 2)
     assert [letter.body for letter in first] == [b"a", b"b"]
@@ -139,8 +138,7 @@ def test_a_channel_set_back_or_made_later_gets_no_letters_of_another() -> None:
     assert sorted(client.bodies) == [b"a"] * 3
 
 
-def test_a_letter_that_dies_again_knows_how_often_it_was_brought_back() -> None:
-    core = Core()
+def test_a_letter_that_dies_again_knows_how_often_it_was_brought_back(core: Core) -> None:
     client = dead(core, b"a")
     for _ in range(2):
         back(core, all_letters(core)[0])
@@ -169,15 +167,13 @@ def test_those_before_and_behind_a_letter_that_is_taken_stay_and_keep_their_orde
     assert not keeper(core).cursor.pending
 
 
-def test_a_letter_in_the_hands_of_a_consumer_is_shown_as_such() -> None:
-    core = Core()
+def test_a_letter_in_the_hands_of_a_consumer_is_shown_as_such(core: Core) -> None:
     dead(core, b"a")
     core.client("t.c.dead", CHANNEL).ready(1)
     assert [letter.state for letter in all_letters(core)] == [PeekState.IN_FLIGHT]
 
 
-def test_a_missing_origin_is_reported_with_what_to_do() -> None:
-    core = Core()
+def test_a_missing_origin_is_reported_with_what_to_do(core: Core) -> None:
     dead(core, b"a")
     (letter,) = all_letters(core)
     core.broker.delete_channel(core.broker.topic("t"), "c")
@@ -188,8 +184,7 @@ def test_a_missing_origin_is_reported_with_what_to_do() -> None:
         origin_of(core.broker, all_letters(core)[1])
 
 
-def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
-    core = Core()
+def test_where_the_disk_is_full_a_letter_is_put_back(core: Core) -> None:
     dead(core, b"a")
     core.storage.capacity_bytes = core.storage.used_bytes
     for size in (500, 1):
@@ -203,8 +198,7 @@ def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("gone", ["topic", "channel"])
-def test_a_letter_stays_if_its_origin_is_deleted_at_the_last_moment(gone: str) -> None:
-    core = Core()
+def test_a_letter_stays_if_its_origin_is_deleted_at_the_last_moment(core: Core, gone: str) -> None:
     dead(core, b"a", b"b")
     letter, other = all_letters(core)
     part, only = origin_of(core.broker, letter)

@@ -25,8 +25,7 @@ def start_of(core: Core) -> int:
     return core.broker.topics["t"].queue.start_offset
 
 
-def test_a_follower_is_where_its_reader_says_before_or_behind() -> None:
-    core = Core()
+def test_a_follower_is_where_its_reader_says_before_or_behind(core: Core) -> None:
     core.publish("t", *[b"%d" % number for number in range(10)])
     assert following(core).depth == 10
     assert following(core, 7).depth == 3
@@ -42,8 +41,7 @@ def test_a_follower_is_where_its_reader_says_before_or_behind() -> None:
     assert following(core, 10).depth == 0
 
 
-def test_a_reported_offset_survives_a_kill_before_a_journal_is_due() -> None:
-    core = Core()
+def test_a_reported_offset_survives_a_kill_before_a_journal_is_due(core: Core) -> None:
     core.publish("t", *[b"%d" % number for number in range(10)])
     for offset in (0, 10, 4):
         following(core, offset)
@@ -52,8 +50,7 @@ def test_a_reported_offset_survives_a_kill_before_a_journal_is_due() -> None:
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_unread_messages_are_kept_on_request(is_alone: bool) -> None:
-    core = Core()
+def test_unread_messages_are_kept_on_request(core: Core, is_alone: bool) -> None:
     client = None if is_alone else core.client("t").ready(1 << 20)
     following(core)
     count = len(core.fill("t", 6))
@@ -67,8 +64,7 @@ def test_unread_messages_are_kept_on_request(is_alone: bool) -> None:
     assert start_of(core) > count // 2
 
 
-def test_one_that_retains_nothing_changes_nothing_for_others() -> None:
-    core = Core()
+def test_one_that_retains_nothing_changes_nothing_for_others(core: Core) -> None:
     following(core, retain=False)
     bodies = core.fill("t", 6)
     # It is no channel: the first one gets all that is stored.
@@ -95,8 +91,7 @@ def test_one_that_retains_nothing_changes_nothing_for_others() -> None:
     assert core.client("t").ready(10).bodies == [b"new"]
 
 
-def test_a_follower_may_begin_and_end_to_retain() -> None:
-    core = Core()
+def test_a_follower_may_begin_and_end_to_retain(core: Core) -> None:
     client = core.client("t").ready(1 << 20)
     following(core, retain=False)
     core.fill("t", 3)
@@ -110,8 +105,7 @@ def test_a_follower_may_begin_and_end_to_retain() -> None:
     assert following(core, 1, retain=True).cursor.next == first
 
 
-def test_deferred_messages_are_read_where_they_stand() -> None:
-    core = Core()
+def test_deferred_messages_are_read_where_they_stand(core: Core) -> None:
     following(core)
     core.publish("t", b"later", delay_ns=SECOND_NS)
     core.publish("t", b"now")
@@ -124,8 +118,7 @@ def test_deferred_messages_are_read_where_they_stand() -> None:
     assert core.broker.topics["t"].queue.end_offset == 2
 
 
-def test_new_queues_are_followed_from_their_start() -> None:
-    core = Core()
+def test_new_queues_are_followed_from_their_start(core: Core) -> None:
     core.publish("t", b"1")
     following(core, 1)
     topic = core.broker.topics["t"]
@@ -138,8 +131,7 @@ def test_new_queues_are_followed_from_their_start() -> None:
     assert core.channel("t", "spark").all_queues.depth == 0
 
 
-def test_channels_and_groups_do_not_become_followers_nor_the_reverse() -> None:
-    core = Core()
+def test_channels_and_groups_do_not_become_followers_nor_the_reverse(core: Core) -> None:
     core.channel("t", "c")
     begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
     topic = core.broker.topics["t"]

@@ -47,8 +47,7 @@ def filtered_in_log(channel: Channel) -> int:
 
 @pytest.mark.parametrize("order", ["none", "queue", "key"])
 @pytest.mark.parametrize("room", [1, 3, 100])
-def test_rejected_messages_are_finished_and_counted(order: str, room: int) -> None:
-    core = Core()
+def test_rejected_messages_are_finished_and_counted(core: Core, order: str, room: int) -> None:
     client, channel = filtered(core, ChannelPolicy(filter="region = 'eu'", order=order))
     client.ready(room)
     publish(core, ["us", "eu", "", "eu", "eu", "us"] * 40)
@@ -62,8 +61,7 @@ def test_rejected_messages_are_finished_and_counted(order: str, room: int) -> No
     assert filtered_in_log(channel) == 295 - 120
 
 
-def test_a_message_without_properties_passes_where_nothing_is_wanted_of_it() -> None:
-    core = Core()
+def test_a_message_without_properties_passes_where_nothing_is_wanted_of_it(core: Core) -> None:
     client, channel = filtered(core, ChannelPolicy(filter="region IS NULL OR region = 'eu'"))
     client.ready(100)
     publish(core, ["us", "", "eu", "us"])
@@ -72,8 +70,7 @@ def test_a_message_without_properties_passes_where_nothing_is_wanted_of_it() -> 
     assert channel.filtered_count == 2
 
 
-def test_tags_and_a_filter_must_both_fit() -> None:
-    core = Core()
+def test_tags_and_a_filter_must_both_fit(core: Core) -> None:
     client, channel = filtered(core, ChannelPolicy(tags=("red",), filter="price > 3"))
     client.ready(100)
     topic = core.broker.topic("t")
@@ -131,8 +128,7 @@ def test_each_message_of_a_batch_is_tested_once_for_a_consumer_that_takes_one_at
     assert tested == [(0, 200)]
 
 
-def test_a_changed_filter_counts_from_then_on_and_for_messages_that_come_again() -> None:
-    core = Core()
+def test_a_changed_filter_counts_from_then_on_and_for_messages_that_come_again(core: Core) -> None:
     client, channel = filtered(core, ChannelPolicy(filter="region = 'eu'"))
     publish(core, ["eu", "eu", "us", "us"])
     client.ready(1)
@@ -145,8 +141,7 @@ def test_a_changed_filter_counts_from_then_on_and_for_messages_that_come_again()
     assert channel.filtered_count == 2
 
 
-def test_a_group_counts_what_it_commits_and_not_what_it_skips() -> None:
-    core = Core()
+def test_a_group_counts_what_it_commits_and_not_what_it_skips(core: Core) -> None:
     channel = begin_group(core.broker.topic("t"), "g", "first", 0, 0, {"filter": "region = 'eu'"})
     publish(core, ["us", "eu"])
     assert channel.group is not None
@@ -154,8 +149,7 @@ def test_a_group_counts_what_it_commits_and_not_what_it_skips() -> None:
     assert (channel.depth, channel.committed_count, channel.filtered_count) == (0, 2, 0)
 
 
-def test_a_filter_outlives_a_restart() -> None:
-    core = Core()
+def test_a_filter_outlives_a_restart(core: Core) -> None:
     filtered(core, ChannelPolicy(filter="region = 'eu'"))
     core.kill()
     client = core.client("t").ready(10)
@@ -164,8 +158,7 @@ def test_a_filter_outlives_a_restart() -> None:
     assert client.bodies == [b"eu"]
 
 
-def test_a_wrong_filter_is_refused_before_anything_is_made() -> None:
-    core = Core()
+def test_a_wrong_filter_is_refused_before_anything_is_made(core: Core) -> None:
     with pytest.raises(
         BadPolicy, match=r"filter: the filter is wrong at character 8, .* > compares"
     ):

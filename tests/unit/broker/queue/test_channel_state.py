@@ -8,8 +8,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker.queue import channel_state
 
 
-def test_the_age_is_of_the_first_message_behind_the_read_position() -> None:
-    core = Core()
+def test_the_age_is_of_the_first_message_behind_the_read_position(core: Core) -> None:
     client = core.client("t", "c")
     channel = client.channel
     assert channel.oldest_age_ns == 0
@@ -24,8 +23,7 @@ def test_the_age_is_of_the_first_message_behind_the_read_position() -> None:
     assert channel.oldest_age_ns == 0
 
 
-def test_a_requeued_message_waits_since_it_was_published() -> None:
-    core = Core()
+def test_a_requeued_message_waits_since_it_was_published(core: Core) -> None:
     client = core.client("t", "c").ready(1)
     core.publish("t", b"one")
     core.wait(10 * SECOND_NS)
@@ -56,8 +54,7 @@ def test_a_deferred_message_waits_since_it_was_due(monkeypatch: pytest.MonkeyPat
     assert channel.oldest_age_ns == 3 * SECOND_NS
 
 
-def test_the_age_survives_a_restart_and_ends_with_an_empty() -> None:
-    core = Core()
+def test_the_age_survives_a_restart_and_ends_with_an_empty(core: Core) -> None:
     core.channel("t", "c")
     core.publish("t", b"one")
     core.stop()
@@ -68,8 +65,7 @@ def test_the_age_survives_a_restart_and_ends_with_an_empty() -> None:
     assert channel.oldest_age_ns == 0
 
 
-def test_of_several_queues_the_oldest_counts() -> None:
-    core = Core()
+def test_of_several_queues_the_oldest_counts(core: Core) -> None:
     core.broker.set_queues("t", 3)
     core.channel("t", "c")
     for number in (1, 0):

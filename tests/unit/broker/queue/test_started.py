@@ -132,8 +132,7 @@ def test_a_lost_client_is_charged_by_what_it_did(
     assert failures(client) == charged
 
 
-def test_messages_not_started_come_at_once_however_often() -> None:
-    core = Core()
+def test_messages_not_started_come_at_once_however_often(core: Core) -> None:
     configure(core, max_attempts=2, retry_delays_ms=[60_000])
     core.publish("t", *BODIES)
     for attempt in range(1, 4):
@@ -142,8 +141,7 @@ def test_messages_not_started_come_at_once_however_often() -> None:
         client.leave()
 
 
-def test_a_consumer_that_takes_no_more_leaves_free_of_charge() -> None:
-    core = Core()
+def test_a_consumer_that_takes_no_more_leaves_free_of_charge(core: Core) -> None:
     client = begin(core)
     client.finish(1)
     client.consumer.progress.takes_no_more = True
@@ -152,16 +150,14 @@ def test_a_consumer_that_takes_no_more_leaves_free_of_charge() -> None:
     assert client.channel.depth == 5
 
 
-def test_a_message_given_back_is_not_charged_and_no_progress() -> None:
-    core = Core()
+def test_a_message_given_back_is_not_charged_and_no_progress(core: Core) -> None:
     client = begin(core).ready(0)
     client.channel.requeue(client.consumer, client.offset(3), 0, cause=Cause.GIVEN_BACK)
     client.leave()
     assert failures(client) == [1, 0, 0, 0, 0, 0]
 
 
-def test_of_messages_that_time_out_together_the_first_is_charged() -> None:
-    core = Core()
+def test_of_messages_that_time_out_together_the_first_is_charged(core: Core) -> None:
     client = begin(core)
     client.finish(0)
     core.wait(SECOND_NS)
@@ -169,8 +165,7 @@ def test_of_messages_that_time_out_together_the_first_is_charged() -> None:
     assert client.bodies[6:] == [b"2", b"3", b"4", b"5"]
 
 
-def test_messages_delivered_one_by_one_are_not_charged_one_by_one() -> None:
-    core = Core()
+def test_messages_delivered_one_by_one_are_not_charged_one_by_one(core: Core) -> None:
     configure(core, max_attempts=3)
     client = core.client("t", timeout_ns=SECOND_NS).ready(6)
     for body in BODIES:
@@ -181,8 +176,7 @@ def test_messages_delivered_one_by_one_are_not_charged_one_by_one() -> None:
     assert failures(client) == [1, 0, 0, 0, 0, 0]
 
 
-def test_a_touched_one_that_is_at_work_is_the_only_one() -> None:
-    core = Core()
+def test_a_touched_one_that_is_at_work_is_the_only_one(core: Core) -> None:
     client = begin(core)
     core.wait(SECOND_NS // 2)
     client.touch(0)
@@ -193,8 +187,7 @@ def test_a_touched_one_that_is_at_work_is_the_only_one() -> None:
     assert failures(client) == [1, 0, 0, 0, 0, 0]
 
 
-def test_an_answer_may_be_to_an_earlier_delivery_and_is_no_progress_then() -> None:
-    core = Core()
+def test_an_answer_may_be_to_an_earlier_delivery_and_is_no_progress_then(core: Core) -> None:
     client = begin(core)
     core.wait(SECOND_NS)  # The client is at number 0, and has all others twice from now on.
     core.wait(SECOND_NS // 10)
@@ -206,8 +199,7 @@ def test_an_answer_may_be_to_an_earlier_delivery_and_is_no_progress_then() -> No
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
-def test_a_client_that_answers_nothing_loses_one_after_the_other() -> None:
-    core = Core()
+def test_a_client_that_answers_nothing_loses_one_after_the_other(core: Core) -> None:
     client = begin(core, max_attempts=2)
     for _ in range(30):
         core.wait(SECOND_NS)
@@ -217,8 +209,7 @@ def test_a_client_that_answers_nothing_loses_one_after_the_other() -> None:
     assert client.channel.depth == client.channel.in_flight_count == 0
 
 
-def test_a_client_that_reports_starts_is_charged_with_those_only() -> None:
-    core = Core()
+def test_a_client_that_reports_starts_is_charged_with_those_only(core: Core) -> None:
     client = begin(core, says_started=True)
     client.channel.started(client.consumer, client.offset(1))
     client.finish(0, 4)
@@ -226,9 +217,8 @@ def test_a_client_that_reports_starts_is_charged_with_those_only() -> None:
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
-def test_the_only_started_message_is_not_dead_for_the_first_crash() -> None:
+def test_the_only_started_message_is_not_dead_for_the_first_crash(core: Core) -> None:
     """Its answer, and the report of the message that crashed the client, may be lost with it."""
-    core = Core()
     client = begin(core, says_started=True, max_attempts=1)
     client.channel.started(client.consumer, client.offset(0))
     client.leave()
@@ -243,8 +233,7 @@ def test_the_only_started_message_is_not_dead_for_the_first_crash() -> None:
     assert [body for body, _ in dead_letters(core)] == [b"0"]
 
 
-def test_a_client_that_starts_nothing_is_charged_with_nothing() -> None:
-    core = Core()
+def test_a_client_that_starts_nothing_is_charged_with_nothing(core: Core) -> None:
     client = begin(core, says_started=True)
     client.touch(3)
     for _ in range(3):
@@ -253,8 +242,7 @@ def test_a_client_that_starts_nothing_is_charged_with_nothing() -> None:
     assert failures(client) == [0] * 6
 
 
-def test_a_message_redelivered_alone_can_be_started_too() -> None:
-    core = Core()
+def test_a_message_redelivered_alone_can_be_started_too(core: Core) -> None:
     client = begin(core, says_started=True)
     client.requeue(0)
     core.wait(SECOND_NS // 5)
@@ -266,8 +254,7 @@ def test_a_message_redelivered_alone_can_be_started_too() -> None:
         client.channel.started(client.consumer, client.offset(5))
 
 
-def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does() -> None:
-    core = Core()
+def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does(core: Core) -> None:
     configure(core, max_attempts=3, retry_delays_ms=[100])
     core.publish("t", *BODIES)
     channel = core.channel("t")
@@ -301,8 +288,7 @@ def test_messages_that_leave_the_window_keep_their_order() -> None:
     assert failures(slow)[:2] == [1, 0]
 
 
-def test_a_restart_of_the_broker_charges_nothing_and_keeps_failures() -> None:
-    core = Core()
+def test_a_restart_of_the_broker_charges_nothing_and_keeps_failures(core: Core) -> None:
     client = begin(core)
     client.requeue(0)
     client.requeue(0 + 1)
@@ -324,8 +310,7 @@ def test_deliveries_count_where_an_earlier_version_stored_no_failures() -> None:
     assert state.pending == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
 
 
-def test_a_client_that_answers_copies_has_not_started_newer_messages() -> None:
-    core = Core()
+def test_a_client_that_answers_copies_has_not_started_newer_messages(core: Core) -> None:
     client = begin(core, max_attempts=2)
     for number in range(6):  # Each takes nearly the timeout, and what came first is handled first.
         core.wait(SECOND_NS - 1)

@@ -25,14 +25,12 @@ def let_go(core: Core, segments: int, kept: int) -> int:
     return count
 
 
-def test_nothing_is_missing() -> None:
-    core = Core()
+def test_nothing_is_missing(core: Core) -> None:
     core.publish("t", b"1")
     assert start_and_gaps(core) == (0, [])
 
 
-def test_messages_dropped_with_their_segment_are_no_gap() -> None:
-    core = Core()
+def test_messages_dropped_with_their_segment_are_no_gap(core: Core) -> None:
     let_go(core, 2, kept=2)
     # Of so few segments none is cleaned: the first one stays for what waits in it.
     start = core.broker.topics["t"].queue.start_offset
@@ -48,8 +46,7 @@ def test_messages_dropped_with_their_segment_are_no_gap() -> None:
     assert start_and_gaps(core)[0] == core.broker.topics["t"].queue.start_offset > 2
 
 
-def test_relocated_messages_have_no_gap_behind_them() -> None:
-    core = Core()
+def test_relocated_messages_have_no_gap_behind_them(core: Core) -> None:
     let_go(core, 8, kept=2)
     assert core.broker.log.segments[0].base > 0
     core.storage.remove(checkpoint_file.NAME)

@@ -82,8 +82,7 @@ def fail_over(core: Core) -> BrokerCore:
 
 @pytest.mark.parametrize("key_hash", KeyHash)
 @pytest.mark.parametrize("way", WAYS)
-def test_keys_lead_to_the_same_queues_ever_after(way: str, key_hash: KeyHash) -> None:
-    core = Core()
+def test_keys_lead_to_the_same_queues_ever_after(core: Core, way: str, key_hash: KeyHash) -> None:
     made(core, key_hash)
     before = queues_of(core.broker)
     # The early hash leaves half of the queues empty.
@@ -94,8 +93,7 @@ def test_keys_lead_to_the_same_queues_ever_after(way: str, key_hash: KeyHash) ->
 
 
 @pytest.mark.parametrize("key_hash", KeyHash)
-def test_further_queues_have_the_hash_of_the_topic(key_hash: KeyHash) -> None:
-    core = Core()
+def test_further_queues_have_the_hash_of_the_topic(core: Core, key_hash: KeyHash) -> None:
     made(core, key_hash, queues=1)
     for queues in (2, 4):
         core.broker.set_queues("t", queues)
@@ -113,8 +111,7 @@ def test_each_part_finds_the_queue_of_a_key() -> None:
         assert len({part.queue_for_key(key).number for part in topic.at_queues}) == 1
 
 
-def test_a_topic_that_is_made_again_has_the_newest_hash() -> None:
-    core = Core()
+def test_a_topic_that_is_made_again_has_the_newest_hash(core: Core) -> None:
     made(core, KeyHash.CRC32C)
     core.broker.delete_topic("t")
     core.broker.set_queues("t", 4)
@@ -122,8 +119,7 @@ def test_a_topic_that_is_made_again_has_the_newest_hash() -> None:
     assert len(set(queues_of(again(core, "killed")))) == 4
 
 
-def test_a_key_hash_of_a_later_version_is_refused() -> None:
-    core = Core()
+def test_a_key_hash_of_a_later_version_is_refused(core: Core) -> None:
     entry = json.loads(encode(TopicEntry(core.broker.topic("t").describe())))
     assert entry["topic"]["key_hash"] == "crc32c-fmix32"
     entry["topic"]["key_hash"] = "later"

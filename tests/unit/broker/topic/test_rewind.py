@@ -82,8 +82,7 @@ def test_pending_messages_begin_anew_above_and_stay_below() -> None:
     assert (2, b"1") in [(message.attempts, message.body) for message in client.got[15:]]
 
 
-def test_a_deferred_message_waits_for_its_time_and_a_past_one_comes_at_once() -> None:
-    core = Core()
+def test_a_deferred_message_waits_for_its_time_and_a_past_one_comes_at_once(core: Core) -> None:
     client = core.client("t").ready(10)
     core.publish("t", b"soon", delay_ns=SECOND_NS)
     core.publish("t", b"late", delay_ns=100 * SECOND_NS)
@@ -171,8 +170,7 @@ def test_messages_emptied_from_a_channel_are_replayed_and_those_of_a_topic_are_n
     assert channel_from(topic, "past", {0: 0}).depth == 2
 
 
-def test_messages_emptied_from_a_topic_without_channels_are_not_replayed() -> None:
-    core = Core()
+def test_messages_emptied_from_a_topic_without_channels_are_not_replayed(core: Core) -> None:
     core.publish("t", b"1")
     topic = core.broker.topics["t"]
     topic.empty()
@@ -182,8 +180,7 @@ def test_messages_emptied_from_a_topic_without_channels_are_not_replayed() -> No
     assert core.client("t").ready(10).bodies == [b"2"]
 
 
-def test_a_channel_with_voids_of_its_own_passes_over_them_again() -> None:
-    core = Core()
+def test_a_channel_with_voids_of_its_own_passes_over_them_again(core: Core) -> None:
     for body in TEN:
         core.publish("t", body)
     channel = core.broker.topics["t"].channel("c", 0, [(2, 4), (6, 9)])
@@ -221,8 +218,7 @@ def test_the_error_of_a_replay_says_how_far_it_may_go() -> None:
     set_back(core, start)
 
 
-def test_a_checkpoint_on_its_way_lets_nothing_go_that_is_to_come_again() -> None:
-    core = Core()
+def test_a_checkpoint_on_its_way_lets_nothing_go_that_is_to_come_again(core: Core) -> None:
     client = core.client("t").ready(1000)
     bodies = core.fill("t", 3)
     client.finish()
@@ -268,8 +264,7 @@ def test_a_new_channel_begins_in_the_past() -> None:
         channel_from(topic, "future", {0: 11})
 
 
-def test_the_first_channel_leaves_no_backlog_behind() -> None:
-    core = Core()
+def test_the_first_channel_leaves_no_backlog_behind(core: Core) -> None:
     core.publish("t", *TEN)
     topic = core.broker.topics["t"]
     with pytest.raises(OutOfReach, match="gets all from offset 0 on"):

@@ -7,8 +7,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 NAME = "reply#ephemeral"
 
 
-def test_a_topic_without_a_channel_is_deleted_in_time() -> None:
-    core = Core()
+def test_a_topic_without_a_channel_is_deleted_in_time(core: Core) -> None:
     topic = core.broker.topic(NAME)
     core.broker.drop_unclaimed(topic, SECOND_NS)
     core.publish(NAME, b"1")
@@ -18,8 +17,7 @@ def test_a_topic_without_a_channel_is_deleted_in_time() -> None:
     assert NAME not in core.broker.topics
 
 
-def test_a_topic_with_a_channel_stays() -> None:
-    core = Core()
+def test_a_topic_with_a_channel_stays(core: Core) -> None:
     topic = core.broker.topic(NAME)
     core.broker.drop_unclaimed(topic, SECOND_NS)
     core.publish(NAME, b"1")
@@ -29,8 +27,7 @@ def test_a_topic_with_a_channel_stays() -> None:
     assert core.broker.topics[NAME] is topic
 
 
-def test_a_later_topic_of_the_name_stays() -> None:
-    core = Core()
+def test_a_later_topic_of_the_name_stays(core: Core) -> None:
     core.broker.drop_unclaimed(core.broker.topic(NAME), SECOND_NS)
     core.broker.delete_topic(NAME)
     again = core.broker.topic(NAME)

@@ -66,8 +66,7 @@ def test_an_undo_that_is_repeated_changes_nothing() -> None:
     assert sorted(core.client("t").ready(20).bodies) == [b"1", *TEN[3:]]
 
 
-def test_a_deferred_message_waits_for_its_time() -> None:
-    core = Core()
+def test_a_deferred_message_waits_for_its_time(core: Core) -> None:
     core.channel("t")
     core.publish("t", b"later", delay_ns=10 * SECOND_NS)
     core.publish("t", b"now")
@@ -82,8 +81,7 @@ def test_a_deferred_message_waits_for_its_time() -> None:
     assert client.bodies == [b"now", b"later", b"now"]
 
 
-def test_all_queues_are_restored() -> None:
-    core = Core()
+def test_all_queues_are_restored(core: Core) -> None:
     core.broker.set_queues("t", 3)
     core.channel("t")
     core.publish("t", *TEN)
@@ -126,8 +124,7 @@ def test_a_second_empty_keeps_what_the_first_one_did() -> None:
     assert core.client("t").ready(1 << 20).bodies == bodies
 
 
-def test_without_time_to_keep_them_emptied_messages_go() -> None:
-    core = Core()
+def test_without_time_to_keep_them_emptied_messages_go(core: Core) -> None:
     core.channel("t")
     core.fill("t", 6)
     emptied = empty(core)

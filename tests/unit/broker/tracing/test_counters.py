@@ -39,8 +39,7 @@ def last(core: Core) -> dict[str, int]:
     return {name: count for name, count in named.items() if count}
 
 
-def test_counters_of_a_channel_have_its_times() -> None:
-    core = Core()
+def test_counters_of_a_channel_have_its_times(core: Core) -> None:
     client = core.client("t").ready(10)
     core.publish("t", b"a", b"b", b"c")
     core.wait(3 * MILLISECOND_NS)
@@ -53,8 +52,7 @@ def test_counters_of_a_channel_have_its_times() -> None:
     }  # fmt: skip
 
 
-def test_counts_go_up_until_the_broker_is_started_anew() -> None:
-    core = Core()
+def test_counts_go_up_until_the_broker_is_started_anew(core: Core) -> None:
     client = core.client("t").ready(1)
     for _ in range(2):
         core.publish("t", b"a")
@@ -69,8 +67,7 @@ def test_counts_go_up_until_the_broker_is_started_anew() -> None:
     assert rows == [(1, 1), (1, 2), (2, 1)]
 
 
-def test_timeouts_and_dead_letters_are_counted() -> None:
-    core = Core()
+def test_timeouts_and_dead_letters_are_counted(core: Core) -> None:
     core.channel("t")
     core.broker.topics["t"].configure_channel(
         "c", ChannelPolicy(retry_delays_ms=(1000,), max_attempts=2)
@@ -89,8 +86,7 @@ def test_timeouts_and_dead_letters_are_counted() -> None:
     assert last_counts[counted].tolist() == [2, 1, 2, 1]
 
 
-def test_commits_of_a_group_are_counted_by_its_offset() -> None:
-    core = Core()
+def test_commits_of_a_group_are_counted_by_its_offset(core: Core) -> None:
     channel = core.channel("t")
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
     core.publish("t", *(b"%d" % n for n in range(10)))
@@ -100,8 +96,7 @@ def test_commits_of_a_group_are_counted_by_its_offset() -> None:
     assert last(core) == {"committed": 7}
 
 
-def test_each_segment_begins_with_them() -> None:
-    core = Core()
+def test_each_segment_begins_with_them(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()
@@ -117,8 +112,7 @@ def test_each_segment_begins_with_them() -> None:
     assert rows == [1]
 
 
-def test_counters_are_written_when_a_channel_or_a_topic_is_deleted() -> None:
-    core = Core()
+def test_counters_are_written_when_a_channel_or_a_topic_is_deleted(core: Core) -> None:
     for name in "tu":
         client = core.client(name).ready(1)
         core.publish(name, b"a")
@@ -129,8 +123,7 @@ def test_counters_are_written_when_a_channel_or_a_topic_is_deleted() -> None:
     assert {account.topic for _, account in accounts(core)} == ids
 
 
-def test_counters_are_left_out_without_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = Core()
+def test_counters_are_left_out_without_space(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()

@@ -69,9 +69,8 @@ def test_a_message_from_the_future_took_no_time() -> None:
     assert finishes.sum_ns == 0
 
 
-def test_a_channel_counts_late_finishes_too() -> None:
+def test_a_channel_counts_late_finishes_too(core: Core) -> None:
     """In the window, requeued and timed out; and what has been emptied was never finished."""
-    core = Core()
     core.publish("t", b"a", b"b", b"c", b"d")
     client = core.client("t", timeout_ns=SECOND_NS).ready(3)
     channel = core.channel("t")
@@ -87,8 +86,7 @@ def test_a_channel_counts_late_finishes_too() -> None:
     assert channel.finishes.count == 2
 
 
-def test_deliveries_are_counted_though_their_consumer_has_left() -> None:
-    core = Core()
+def test_deliveries_are_counted_though_their_consumer_has_left(core: Core) -> None:
     core.publish("t", b"a", b"b", b"c")
     first = core.client("t").ready(2)
     channel = core.channel("t")

@@ -38,8 +38,7 @@ def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...
     ]
 
 
-def test_nothing_is_traced_unless_it_is_asked_for() -> None:
-    core = Core()
+def test_nothing_is_traced_unless_it_is_asked_for(core: Core) -> None:
     client = core.client("t").ready(5)
     core.publish("t", b"a")
     client.finish()

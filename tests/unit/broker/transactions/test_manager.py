@@ -6,7 +6,7 @@ import itertools
 from random import Random
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core, bodies_of
+from tests.unit.broker.core import SECOND_NS, Client, Core, bodies_of
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import LimitReached, NotFound, WritesRefused
@@ -44,11 +44,6 @@ def stored(broker: BrokerCore, topic: str) -> list[bytes]:
     return [] if stored_topic is None else bodies_of(broker, stored_topic)
 
 
-@pytest.fixture
-def core() -> Core:
-    return Core()
-
-
 def test_messages_are_seen_when_they_are_committed_and_not_before(core: Core) -> None:
     transactions = core.broker.transactions
     orders = core.client("orders", "a").ready(10)
@@ -72,20 +67,11 @@ def test_no_message_is_delivered_before_all_are_there(core: Core) -> None:
     transactions = core.broker.transactions
     seen = []
 
-    class Watching:
+    class Watching(Client):
         def send_messages(self, frames: object) -> None:
             seen.append(core.broker.topics["b"].queue.end_offset)
 
-        def channel_closed(self) -> None: ...
-
-        def failures_counted(self, max_attempts: int) -> None: ...
-
-        def recalled(self, queue: int) -> None: ...
-
-        def channel_grown(self, channel: object, consumer: object) -> None: ...
-
-    channel = core.broker.topic("a").channel("c")
-    channel.set_ready(channel.add_consumer(Watching(), SECOND_NS), 1)
+    Watching(core.channel("a"), SECOND_NS).ready(1)
     transactions.begin("t")
     producer = Producer(core)
     producer.add("t", "a", b"first")
@@ -368,8 +354,7 @@ def test_outcomes_are_remembered_for_a_time_and_up_to_a_number() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_start_finds_each_where_it_was(checkpoint: bool) -> None:
-    core = Core()
+def test_a_start_finds_each_where_it_was(core: Core, checkpoint: bool) -> None:
     transactions = core.broker.transactions
     producer = Producer(core)
     for id in ("open", "prepared", "committed", "rolled back", "empty"):
@@ -554,8 +539,7 @@ def test_nothing_but_commit_and_nothing_after_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(seed: int) -> None:
-    core = Core()
+def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(core: Core, seed: int) -> None:
     core.storage.random = Random(seed)
     random = Random(seed)
     transactions = core.broker.transactions

@@ -39,11 +39,6 @@ def stage(
     return state
 
 
-@pytest.fixture
-def core() -> Core:
-    return Core()
-
-
 def test_a_number_is_committed_once(core: Core) -> None:
     transactions = core.broker.transactions
     assert stage(core, "try 1", 0, b"zero") is TransactionState.OPEN
