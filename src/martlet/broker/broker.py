@@ -19,7 +19,7 @@ from martlet.broker.context import BrokerClock
 from martlet.broker.dead_letters.dead_letter import move_to_dead_letters
 from martlet.broker.dead_letters.move import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
-from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
+from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
 from martlet.broker.journal.cursor_entry import encode_cursor
 from martlet.broker.journal.entries import (
@@ -149,12 +149,14 @@ class BrokerCore:
         self._staged: dict[Retained, None] = {}
         self._scratch: list[LogBatch] = []
         self.moved = MovedCursors(log, self.stored_at_ns, self.queues)
+        self.changed = self.moved.add
         self.last_stored_ns = 0
         """When the newest record of the log was stored."""
         self._ahead_since: int | None = None
         """The stored time minus the running time, while the wall clock is behind."""
         self.transactions = Transactions(self, settings.transactions)
         self.delays = DelayedMessages(self, settings.max_delayed)
+        self.delayed_count = self.delays.pending_of
         log.on_roll = self.begin_segment
 
     # health
@@ -426,10 +428,6 @@ class BrokerCore:
             for segment in self._retired.popleft()[1]:
                 self.log.remove(segment)
 
-    def delayed_count(self, topic_number: int, /) -> int:
-        """Return the number of messages waiting until all channels of a topic get them."""
-        return self.delays.pending_of(topic_number)
-
     def empty_topic(self, name: str) -> None:
         """Drop the messages of a topic that no channel has seen; without channels, all delayed ones
         too. Raises NotFound and WritesRefused.
@@ -484,10 +482,6 @@ class BrokerCore:
         self.delays.follow_wall()
 
     # journal
-
-    def changed(self, channel: ChannelState) -> None:
-        """Note that a channel's cursor moved."""
-        self.moved.add(channel)
 
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
         """Journal an entry of a topic. Raises WritesRefused."""
@@ -612,6 +606,3 @@ class BrokerCore:
 
 def _channels_of(topics: Iterable[Topic]) -> Iterator[Channel]:
     return (channel for topic in topics for channel in topic.channels.values())
-
-
-__all__ = ["BrokerCore", "BrokerError"]

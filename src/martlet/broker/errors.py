@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from martlet.log.commit_log import WritesRefused
+from martlet.log import commit_log
 
-__all__ = [
-    "BrokerError",
-    "Conflict",
-    "LimitReached",
-    "NameRefused",
-    "NotAMember",
-    "NotFound",
-    "NotInFlight",
-    "OutOfReach",
-    "QueuesRefused",
-    "TooMany",
-    "WritesRefused",
-]
+WritesRefused = commit_log.WritesRefused
 
 
 class BrokerError(Exception):

@@ -230,17 +230,17 @@ class ProducerState:
         if not self._windows and not self.forgotten_until_ns:
             return
         head = _HEAD.pack(durable_position, self.forgotten_until_ns)
-        parts, size = [head], 0
+        pieces, size = [head], 0
         for producer, window in self._windows.items():
             rows = [send.row(number) for number, send in window.sends.items() if send.is_stored]
             times_ns = (window.active_at_ns, window.doubted_until_ns)
-            parts.append(_PRODUCER.pack(producer, window.floor, *times_ns, len(rows)))
-            parts += rows
+            pieces.append(_PRODUCER.pack(producer, window.floor, *times_ns, len(rows)))
+            pieces += rows
             size += _PRODUCER.size + _ROW.size * len(rows)
             if size >= _ENTRY_BYTES:
-                yield b"".join(parts)
-                parts, size = [head], 0
-        yield b"".join(parts)
+                yield b"".join(pieces)
+                pieces, size = [head], 0
+        yield b"".join(pieces)
 
     def learn(self, entry: bytes, durable_position: int | None = 0) -> None:
         """Apply the sends of a journal entry that are certain to be stored: all if the position up

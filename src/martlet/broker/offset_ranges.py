@@ -63,13 +63,13 @@ def merged(firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[S
     return list(zip(begins.tolist(), stops.tolist(), strict=True))
 
 
-def distinct(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def distinct(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Return the offsets of several arrays, rising, each once.
 
     `np.unique` does the same with a hash table, which takes twenty times as long for nearly sorted
     input.
     """
-    offsets = np.concatenate(parts)
+    offsets = np.concatenate(arrays)
     offsets.sort(kind="stable")
     fresh = np.ones(len(offsets), np.bool_)
     np.not_equal(offsets[1:], offsets[:-1], out=fresh[1:])

@@ -29,35 +29,16 @@ class BadPolicy(ValueError):
     """An invalid policy; the text names the field, its limits and the given value."""
 
 
-def number(default: int | None, help: str, min_value: int = 0, max_value: int = _MAX_MS) -> Any:
+def setting(default: object, help: str, **limits: object) -> Any:
+    """Declare a field that may be set, within limits: one of some `choices`, a name, tags, or a
+    filter in SQL; empty for none.
+    """
+    return field(default=default, metadata={"help": help, **limits})
+
+
+def number(default: object, help: str, min_value: int = 0, max_value: int = _MAX_MS) -> Any:
     """Declare a field that is a whole number; None where the broker's own setting applies."""
-    return field(default=default, metadata={"help": help, "least": min_value, "most": max_value})
-
-
-def numbers(help: str, min_value: int = 0, max_value: int = _MAX_MS, count: int = 64) -> Any:
-    """Declare a field that is a list of whole numbers."""
-    limits = {"help": help, "least": min_value, "most": max_value, "count": count}
-    return field(default=(), metadata=limits)
-
-
-def topic_name(help: str) -> Any:
-    """Declare a field that names a topic; empty for none."""
-    return field(default="", metadata={"help": help, "is_name": True})
-
-
-def tags(help: str) -> Any:
-    """Declare a field that is a list of tags; empty for none."""
-    return field(default=(), metadata={"help": help, "is_tags": True})
-
-
-def condition(help: str) -> Any:
-    """Declare a field that is a filter in SQL; empty for none."""
-    return field(default="", metadata={"help": help, "is_filter": True})
-
-
-def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
-    """Declare a field that is one of some words."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+    return setting(default, help, min_value=min_value, max_value=max_value)
 
 
 def internal(default: object) -> Any:
@@ -100,9 +81,9 @@ class Policy:
                     f"there is no setting {shown_value(name, 80)}; the settings are"
                     f" {', '.join(settings)}"
                 )
-            setting = settings[name]
+            declared = settings[name]
             values[name] = (
-                setting.default if value is None else _checked(name, value, setting.metadata)
+                declared.default if value is None else _checked(name, value, declared.metadata)
             )
         return replace(self, **values)
 
@@ -163,9 +144,9 @@ def _filter(name: str, value: object) -> str:
 
 
 def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
-    if type(value) is not int or not limits["least"] <= value <= limits["most"]:
+    if type(value) is not int or not limits["min_value"] <= value <= limits["max_value"]:
         raise BadPolicy(
-            f"{name} must be a whole number from {limits['least']} to {limits['most']},"
+            f"{name} must be a whole number from {limits['min_value']} to {limits['max_value']},"
             f" not {shown_value(value)}"
         )
     return value
@@ -183,10 +164,10 @@ class TopicPolicy(Policy):
         "of those, how many bytes are kept at most, the newest; 0 for no such limit",
         max_value=1 << 60,
     )
-    trace: str = choice(
+    trace: str = setting(
         "default",
-        ("default", "on", "off"),
         "whether the log says what has become of each message; default is the broker's --trace",
+        choices=("default", "on", "off"),
     )
 
 
@@ -198,17 +179,17 @@ class ChannelPolicy(Policy):
     `retry_delays_ms` and `dead_letter_topic` is set (see `martlet.broker.retry`).
     """
 
-    kind: str = choice(
+    kind: str = setting(
         "shared",
-        ("shared", "offsets", "follower"),
         "whether consumers subscribe to it and share its messages, or are members of a group that"
         " fetch from the queues allocated to them and commit offsets; a group stays one. A follower"
         " stands for a reader that keeps its own place, such as a query of Spark, which makes it",
+        choices=("shared", "offsets", "follower"),
     )
-    retain: str = choice(
+    retain: str = setting(
         "on",
-        ("on", "off"),
         "whether the log keeps what a follower has yet to read; for all others it does",
+        choices=("on", "off"),
     )
     max_attempts: int = number(
         0,
@@ -217,22 +198,32 @@ class ChannelPolicy(Policy):
         FOR_EVER,
         65_000,
     )
-    retry_delays_ms: tuple[int, ...] = numbers(
+    retry_delays_ms: tuple[int, ...] = setting(
+        (),
         "how long a message waits after its first failure, its second, and so on, the last counting"
-        " for all others; where empty, RocketMQ's levels from the third on: 10 s to 2 h"
+        " for all others; where empty, RocketMQ's levels from the third on: 10 s to 2 h",
+        min_value=0,
+        max_value=_MAX_MS,
+        count=64,
     )
-    dead_letter_topic: str = topic_name(
-        "where messages go that have failed too often; where empty, <topic>.<channel>.dead"
+    dead_letter_topic: str = setting(
+        "",
+        "where messages go that have failed too often; where empty, <topic>.<channel>.dead",
+        is_name=True,
     )
-    tags: tuple[str, ...] = tags("it gets only messages with one of these tags")
-    filter: str = condition(
+    tags: tuple[str, ...] = setting(
+        (), "it gets only messages with one of these tags", is_tags=True
+    )
+    filter: str = setting(
+        "",
         "it gets only messages for which this condition on their headers is true, as in"
-        " region = 'eu' AND price > 3"
+        " region = 'eu' AND price > 3",
+        is_filter=True,
     )
-    order: str = choice(
+    order: str = setting(
         "none",
-        ("none", "queue", "key"),
         "whether messages are dealt with one after the other: of each queue, or of each order key",
+        choices=("none", "queue", "key"),
     )
     lock_ms: int = number(
         60_000,

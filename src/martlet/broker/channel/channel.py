@@ -15,12 +15,19 @@ from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import KeyOrdering, Ordering
 from martlet.broker.channel.priority_turns import ChannelRate
 from martlet.broker.channel.queue_ordering import QueueOrdering
-from martlet.broker.channel.redelivery import Redelivery
-from martlet.broker.channel.subscriber import Share, Subscriber
+from martlet.broker.channel.redelivery import Redelivery, charged_of
+from martlet.broker.channel.subscriber import Client, Share, Subscriber
 from martlet.broker.errors import Conflict, TooMany
-from martlet.broker.groups.group_queue import ExternalReader, group_queue
-from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.queue.channel_state import ChannelState, MovingMessages, oldest_age_ns
+from martlet.broker.groups.group_queue import ExternalReader, GroupQueue, group_queue
+from martlet.broker.offset_ranges import Offsets, Stretch, apart_from, distinct, inside
+from martlet.broker.queue.channel_state import (
+    ChannelContext,
+    ChannelState,
+    MovingMessages,
+    Source,
+    Waiting,
+    oldest_age_ns,
+)
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
@@ -31,13 +38,9 @@ from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.broker.channel.subscriber import Client
-    from martlet.broker.groups.group_queue import GroupQueue
     from martlet.broker.groups.membership import GroupConsumer
-    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.queue.channel_filter import ChannelFilter
-    from martlet.broker.queue.channel_state import ChannelContext, Source, Waiting
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.pending import PendingMessage
     from martlet.broker.tracing.latency import Latency
@@ -261,7 +264,7 @@ class Channel(ChannelState):
         offsets have failed; by default those that it may have started.
         """
         if charged is None:
-            charged = self.redelivery.charged(consumer)
+            (charged,) = charged_of([(self, consumer)])
         assert self.numbers[consumer.number] is consumer
         self.consumers.remove(consumer)
         self.delivered_before += consumer.message_count
@@ -516,9 +519,9 @@ class Channel(ChannelState):
     def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
         """Return the unfinished offsets in some ranges, rising, including those beyond a pause."""
         cursor, source, index = self.cursor, self.source, self.cursor.queue.index
-        parts = [inside(gone, self._pending_offsets())]
+        pieces = [inside(gone, self._pending_offsets())]
         for first, end in gone:
-            parts.append(cursor.window.held_offsets(first, end))
+            pieces.append(cursor.window.held_offsets(first, end))
             for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
                 # Scheduled deferred messages are pending, or finished.
                 shown = (
@@ -526,8 +529,8 @@ class Channel(ChannelState):
                     if self._reads_deferred
                     else index.deferred(begin, min(stop, source.limit), self.own_mark)
                 )
-                parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
-        return distinct(parts)
+                pieces += [np.arange(*stretch) for stretch in apart_from(shown, begin, stop)]
+        return distinct(pieces)
 
     def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Drop the messages of deleted ranges. The caller calls `resume_delivery` at the end."""
@@ -537,7 +540,7 @@ class Channel(ChannelState):
         for first, end in gone:
             if not self._reads_deferred:
                 ahead = source.stretches(max(first, cursor.next), min(end, source.limit))
-                cursor.deferred_ahead -= sum(index.count_deferred(*part) for part in ahead)
+                cursor.deferred_ahead -= sum(index.count_deferred(*stretch) for stretch in ahead)
             if first <= cursor.next < end:
                 cursor.skip_to(end, cursor.deferred_ahead)
 

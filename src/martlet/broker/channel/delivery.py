@@ -181,7 +181,9 @@ class Delivery:
                     available, room = min(available, allowed), min(room, allowed)
                 if some_again and (available <= 0 or not self._fresh_turn):
                     self._fresh_turn = True
-                    self._grant_pending(consumer)
+                    offset = self.cursor.pending.next_ready()
+                    assert offset is not None
+                    self.deliver_pending(consumer, (offset,))
                 elif available <= 0:
                     return
                 else:
@@ -239,9 +241,9 @@ class Delivery:
         number, with_properties = consumer.number, consumer.with_properties
         channel_filter = state.channel_filter
         if channel_filter is None:
-            parts, taken = cursor.take(number, max_count, limit, with_properties=with_properties)
+            frames, taken = cursor.take(number, max_count, limit, with_properties=with_properties)
         else:
-            parts, taken = cursor.take_matching(
+            frames, taken = cursor.take_matching(
                 number, max_count, limit, channel_filter, with_properties=with_properties
             )
         if not state.dirty:
@@ -249,7 +251,7 @@ class Delivery:
         if not taken:
             return channel_filter is None or window.next >= limit
         self._lend(consumer, first, taken)
-        consumer.client.send_messages(parts)
+        consumer.client.send_messages(frames)
         if window.next - window.floor > COMFORTABLE_SPAN:
             self._thin_out(window.floor + window.crowd())
         return channel_filter is None or cursor.may_test_more
@@ -290,12 +292,6 @@ class Delivery:
         held = window.held_offsets(first, end)
         for begin, stop in merged(held, held + 1):
             recorder.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
-
-    def _grant_pending(self, consumer: ChannelConsumer) -> None:
-        pending = self.cursor.pending
-        offset = pending.next_ready()
-        assert offset is not None
-        self.deliver_pending(consumer, (offset,))
 
     def deliver_pending(self, consumer: ChannelConsumer, offsets: Sequence[int]) -> None:
         """Deliver ready pending messages, at rising offsets; drop deleted and filtered ones."""

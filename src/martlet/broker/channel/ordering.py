@@ -116,7 +116,8 @@ class KeyOrdering(Ordering):
 
     def _pump(self) -> None:
         delivery = self._delivery
-        self._check_ready()
+        for offset in filter(self._is_first, self._pending.take_ready()):
+            heappush(self._free, offset)
         left = _MAX_AT_ONCE
         while (consumer := delivery.first_in_line()) is not None:
             if left <= 0:
@@ -148,15 +149,6 @@ class KeyOrdering(Ordering):
         """Whether a message waits for no other."""
         key = self._keys.get(offset)
         return key is None or self._behind[key][0] == offset
-
-    def _check_ready(self) -> None:
-        """Check the messages that have become ready since the last time."""
-        for offset in self._pending.take_ready():
-            self._offer(offset)
-
-    def _offer(self, offset: int) -> None:
-        if self._is_first(offset):
-            heappush(self._free, offset)
 
     def _read(self, max_count: int) -> int:
         """Read some new messages; those that need not wait may be delivered. Returns how many were

@@ -121,11 +121,7 @@ class PartitionedChannel:
 
     def finish(self, subscriber: Subscriber, position: int) -> None:
         """Handle FIN. Raises NotInFlight."""
-        self._answer(
-            subscriber,
-            position,
-            lambda channel, share, offset: channel.finish(share, offset),
-        )
+        self._answer(subscriber, position, lambda at, share, offset: at.finish(share, offset))
 
     def requeue(
         self,
@@ -139,7 +135,7 @@ class PartitionedChannel:
         self._answer(
             subscriber,
             position,
-            lambda channel, share, offset: channel.requeue(share, offset, delay_ns, error, cause),
+            lambda at, share, offset: at.requeue(share, offset, delay_ns, error, cause),
         )
 
     def give_back(
@@ -168,28 +164,20 @@ class PartitionedChannel:
     ) -> None:
         """Make the message a dead letter. Raises NotInFlight."""
         self._answer(
-            subscriber,
-            position,
-            lambda channel, share, offset: channel.reject(share, offset, reason, error),
+            subscriber, position, lambda at, share, offset: at.reject(share, offset, reason, error)
         )
 
     def touch(self, subscriber: Subscriber, position: int, timeout_ns: int = 0) -> int:
         """Handle TOUCH: restart the message's timeout. Returns its end. Raises NotInFlight."""
         return self._answer(
-            subscriber,
-            position,
-            lambda channel, share, offset: channel.touch(share, offset, timeout_ns),
+            subscriber, position, lambda at, share, offset: at.touch(share, offset, timeout_ns)
         )
 
     def started(self, subscriber: Subscriber, position: int) -> None:
         """Handle STARTED: the client starts this message, and had started all delivered before it.
         Raises NotInFlight.
         """
-        self._answer(
-            subscriber,
-            position,
-            lambda channel, share, offset: channel.started(share, offset),
-        )
+        self._answer(subscriber, position, lambda at, share, offset: at.started(share, offset))
 
     def finish_ended(self, position: int, attempts: int) -> None:
         """Finish a message whose lease has ended. Raises NotInFlight."""

@@ -56,7 +56,7 @@ class Redelivery:
         now_ns = state.context.clock()
         failed = cause is not Cause.GIVEN_BACK
         if failed:
-            self._note_answer(consumer, offset, held)
+            consumer.progress.answered(held.first_rank, offset)
         self._again(
             offset, held, now_ns, cause, delay_ns, failed=failed, consumer=consumer, error=error
         )
@@ -119,7 +119,7 @@ class Redelivery:
         """Make a message that a consumer rejects a dead letter. Raises NotInFlight."""
         state = self._state
         held = self._take_failed(consumer, offset)
-        self._note_answer(consumer, offset, held)
+        consumer.progress.answered(held.first_rank, offset)
         self._note_error(offset, error)
         state.context.move_to_dead_letters(state, offset, held.attempts, held.failures + 1, reason)
         consumer.in_flight_count -= 1
@@ -192,11 +192,6 @@ class Redelivery:
             self._delivery.resume(consumer)
             raise
 
-    def _note_answer(
-        self, consumer: ChannelConsumer, offset: int, held: PendingMessage[ChannelConsumer]
-    ) -> None:
-        consumer.progress.answered(held.first_rank, offset)
-
     def not_in_flight(self, consumer: ChannelConsumer, offset: int) -> NotInFlight:
         """Return the error for an answer to a message that is not in flight."""
         state = self._state
@@ -208,10 +203,6 @@ class Redelivery:
         return NotInFlight("ID not in flight")
 
     # timeouts and lost clients
-
-    def charged(self, consumer: ChannelConsumer) -> Collection[int]:
-        """Return the offsets of messages that a lost client held and may have started."""
-        return charged_of([(self._state, consumer)])[0]
 
     def redeliver_held(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
         """Redeliver what a consumer holds to others; the charged messages have failed."""
@@ -372,8 +363,8 @@ class Redelivery:
         now_ns = state.context.clock()
         for first, stop in source.stretches(cursor.next, end):
             deferred = cursor.queue.index.deferred(first, min(stop, source.limit))
-            for part in apart_from(deferred, first, stop):
-                for offset in range(*part):
+            for stretch in apart_from(deferred, first, stop):
+                for offset in range(*stretch):
                     cursor.pending.wait(offset, 0, now_ns, now_ns)
         cursor.skip_to(end, source.deferred_from(end))
         if isinstance(self._delivery.order, Ordering):

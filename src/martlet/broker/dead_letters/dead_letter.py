@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.move import MessageMove
+from martlet.broker.dead_letters.move import MessageMove, MessageMover
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.names import EPHEMERAL, MAX_NAME_LENGTH, is_ephemeral
 from martlet.properties.model import BadProperties, Properties
@@ -33,7 +33,6 @@ from martlet.properties.model import BadProperties, Properties
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from martlet.broker.dead_letters.move import MessageMover
     from martlet.broker.errors import WritesRefused
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason

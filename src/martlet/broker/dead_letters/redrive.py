@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from martlet.broker.dead_letters.dead_letter import redriven_properties
-from martlet.broker.dead_letters.move import MessageMove
+from martlet.broker.dead_letters.move import MessageMove, MessageMover
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
 from martlet.log.record import FRAME_HEADER_BYTES
@@ -27,7 +27,6 @@ from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.dead_letters.move import MessageMover
     from martlet.broker.topic.topic import Topic, TopicRegistry
 
 _MILLISECOND_NS = 1_000_000

@@ -80,18 +80,18 @@ class DoneBitmap:
     def unmarked(self, first: int, end: int, max_count: int | None = None) -> Offsets:
         """Return the unmarked offsets from `first` up to `end`, at most `max_count`, rising."""
         first = max(first, self.front)
-        parts: list[Offsets] = []
+        pieces: list[Offsets] = []
         left = end if max_count is None else max_count
         for start in range(first, min(end, self.end), _PIECE):
             stop = min(end, self.end, start + _PIECE)
-            parts.append(np.flatnonzero(~self._marked[start:stop])[:left] + start)
-            left -= len(parts[-1])
+            pieces.append(np.flatnonzero(~self._marked[start:stop])[:left] + start)
+            left -= len(pieces[-1])
             if left <= 0:
                 break
         begin = max(first, self.end)
         if left > 0 and begin < end:
-            parts.append(np.arange(begin, min(end, begin + left)))
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+            pieces.append(np.arange(begin, min(end, begin + left)))
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def kept(self, end: int) -> tuple[int, Offsets]:
         """Return the needed offsets up to `end`: all from one on, which never decreases, and single

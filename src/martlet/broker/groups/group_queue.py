@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.groups.membership import Membership
+from martlet.broker.groups.membership import GroupConsumer, Membership
 from martlet.broker.queue.crash_charges import CrashCharges, StartedRange
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
@@ -31,7 +31,6 @@ from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.groups.fetch import Fetched
-    from martlet.broker.groups.membership import GroupConsumer
     from martlet.broker.queue.channel_state import ChannelState, Waiting
 
 

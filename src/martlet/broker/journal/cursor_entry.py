@@ -110,12 +110,12 @@ def _decode_charges(entry: bytes, at: int) -> tuple[dict[int, Charge], int]:
 
 
 def _encode_errors(errors: Mapping[int, tuple[str, str]], offsets: Collection[int]) -> bytes:
-    parts: list[bytes] = []
+    pieces: list[bytes] = []
     for offset, (first, last) in errors.items():
         if offset in offsets:
             texts = first.encode("utf-8", "replace"), last.encode("utf-8", "replace")
-            parts += (_ERRORS.pack(offset, len(texts[0]), len(texts[1])), *texts)
-    return b"".join(parts)
+            pieces += (_ERRORS.pack(offset, len(texts[0]), len(texts[1])), *texts)
+    return b"".join(pieces)
 
 
 def _decode_errors(entry: bytes, at: int) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -29,12 +29,12 @@ class ChannelFilter:
 
     def __init__(self, tags: tuple[str, ...], text: str) -> None:
         self._hashes = np.array(sorted({tag_hash(tag) for tag in tags}), np.uint32)
-        parts: list[Condition] = []
+        pieces: list[Condition] = []
         if tags:
-            parts.append(IsOneOf(TAG, frozenset(tag.encode() for tag in tags)))
+            pieces.append(IsOneOf(TAG, frozenset(tag.encode() for tag in tags)))
         if text:
-            parts.append(parse(text))
-        self._condition: Condition = And(tuple(parts))
+            pieces.append(parse(text))
+        self._condition: Condition = And(tuple(pieces))
         self._accepts_bare = self.accepts(b"")
 
     def accepts(self, entry: Bytes) -> bool:

@@ -26,7 +26,7 @@ from martlet.broker.queue.in_flight import InFlightWindow
 from martlet.broker.queue.pending import PendingMessages
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.commit_log import CommitLog
-from martlet.log.index import IndexEntry
+from martlet.log.index import IndexEntry, Rows
 from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
@@ -40,7 +40,6 @@ from martlet.properties.block import Block, entries_between, entry_of, frame
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.crash_charges import CrashCharges
-    from martlet.log.index import Rows
 
 _ATTEMPTS_AT = 16
 """The offset of the attempts in a frame."""
@@ -158,7 +157,7 @@ class Cursor:
         slices of the log, and their number; properties, if requested, precede in their own frame.
         """
         window = self.window
-        parts: list[memoryview | bytes] = []
+        frames: list[memoryview | bytes] = []
         taken = taken_bytes = 0
         while taken < max_count and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
             entry = self._entry
@@ -170,15 +169,15 @@ class Cursor:
                 assert entry is not None
             begin = first - entry.first_offset
             end = min(entry.count, begin + max_count - taken)
-            part = self._slice(entry, begin, end)
+            piece = self._slice(entry, begin, end)
             if with_properties:
-                self._append_property_frame(entry, begin, end, parts)
-            parts.append(part)
+                self._append_property_frame(entry, begin, end, frames)
+            frames.append(piece)
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
-            taken_bytes += len(part)
+            taken_bytes += len(piece)
         self._release_finished()
-        return parts, taken
+        return frames, taken
 
     def take_matching(
         self,
@@ -193,7 +192,7 @@ class Cursor:
         `may_test_more`), so it may return none although there are some.
         """
         window = self.window
-        parts: list[memoryview | bytes] = []
+        frames: list[memoryview | bytes] = []
         taken = taken_bytes = self._tested_count = 0
         while (
             taken < max_count
@@ -211,17 +210,17 @@ class Cursor:
                 if begin > window.next:
                     self._skip(begin)
                 if with_properties:
-                    self._append_property_frame(entry, begin - base, end - base, parts)
-                part = self._slice(entry, begin - base, end - base)
-                parts.append(part)
-                taken_bytes += len(part)
+                    self._append_property_frame(entry, begin - base, end - base, frames)
+                piece = self._slice(entry, begin - base, end - base)
+                frames.append(piece)
+                taken_bytes += len(piece)
                 window.grant(holder, end)
             if len(some) == len(offsets) and window.next < stop:
                 self._skip(stop)
             taken += len(some)
             self.filtered_count += window.next - first - len(some)
         self._release_finished()
-        return parts, taken
+        return frames, taken
 
     def pass_over(self, limit: int, channel_filter: ChannelFilter) -> None:
         """Skip messages below offset `limit` that a filter rejects, up to one that it accepts or to
@@ -297,7 +296,7 @@ class Cursor:
         return properties
 
     def _append_property_frame(
-        self, entry: IndexEntry, begin: int, end: int, parts: list[memoryview | bytes]
+        self, entry: IndexEntry, begin: int, end: int, frames: list[memoryview | bytes]
     ) -> None:
         """Add the frame with the properties of some of the current batch's messages."""
         block = properties_of(self._record)
@@ -305,7 +304,7 @@ class Cursor:
             is_all = end - begin == entry.count
             properties = block if is_all else Block(block).cut(begin, end)
             if properties:
-                parts.append(frame(properties))
+                frames.append(frame(properties))
 
     def _release_finished(self) -> None:
         """Release the record of a finished batch, which would keep a retired segment's space."""

@@ -27,7 +27,7 @@ from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.journal.cursor_entry import CursorState
-from martlet.broker.journal.entries import HALF, ChannelRecord, checkpoint_head, encode_passed
+from martlet.broker.journal.entries import HALF, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.queue.cursor import Cursor
@@ -306,12 +306,7 @@ class BrokerRecovery:
 
 
 def restore(
-    storage: Storage,
-    clock: BrokerClock,
-    random: Random,
-    *,
-    segment_bytes: int,
-    **options: Any,
+    storage: Storage, clock: BrokerClock, random: Random, *, segment_bytes: int, **options: Any
 ) -> tuple[BrokerCore, RestoredBroker]:
     """Open a data folder. `options` are those of `BrokerSettings`.
 
@@ -522,8 +517,15 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
             join(topic, name)
     state.transactions.settle(broker.transactions, half)
     for recovered in state.topics.values():
-        if recovered.record.delayed is not None:
-            kept.update(_settle_bucket(broker, state, recovered, recovered.record.delayed.topic))
+        record = recovered.record
+        target = broker.queues.get(record.delayed.topic) if record.delayed is not None else None
+        if target is not None:
+            kept.add(recovered.index.name)
+            restore_bucket(
+                *(broker, broker.delays, target, record, recovered.index, recovered.next_offset),
+                state.marks.get(record.id, DoneBitmap()),
+                state.forwarded.get(target.id, []),
+            )
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
@@ -555,15 +557,14 @@ def _topic(broker: BrokerCore, recovered: RecoveredTopic) -> Topic:
     topic.voids = list(record.voids)
     topic.policy = TopicPolicy.read(record.policy or {})
     topic.key_hash = record.key_hash
-    holders = [c for c in recovered.channels.values() if not _keeps_nothing(c)]
+    holders = [
+        channel
+        for channel in recovered.channels.values()
+        if ChannelPolicy.read(channel.policy or {}).retain == "on"
+    ]
     if holders and all(is_ephemeral(channel.name) for channel in holders):
         topic.backlog_offset = topic.limit
     return topic
-
-
-def _keeps_nothing(channel: ChannelRecord) -> bool:
-    """Whether the channel keeps no messages."""
-    return ChannelPolicy.read(channel.policy or {}).retain == "off"
 
 
 class _Now(NamedTuple):
@@ -673,17 +674,3 @@ def _harmonise(topic: Topic) -> None:
             channel.paused = channels[name].paused
             channel.configure(channels[name].policy)
             _wake(queue_topic, channel, start)
-
-
-def _settle_bucket(
-    broker: BrokerCore, state: RecoveredState, recovered: RecoveredTopic, topic: int
-) -> list[str]:
-    """Restore a bucket if its target topic exists. Returns its index."""
-    record, target = recovered.record, broker.queues.get(topic)
-    if target is None:
-        return []
-    ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())
-    restore_bucket(
-        broker, broker.delays, target, record, recovered.index, recovered.next_offset, marks, ids
-    )
-    return [recovered.index.name]

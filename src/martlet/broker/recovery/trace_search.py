@@ -145,7 +145,7 @@ class Search:
         matches = [
             (topic, offset)
             for topic in self._topics()
-            if (offset := (number - topic.record.id_base) & ID_MASK) < self._end(topic)
+            if (offset := (number - topic.record.id_base) & ID_MASK) < topic.next_offset
         ]
         if not matches:
             with suppress(TraceNotFound):
@@ -158,7 +158,11 @@ class Search:
                 f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
                 " delayed one's that has gone"
             )
-        traces = [self._located(topic, offset) for topic, offset in matches]
+        traces: list[Trace] = []
+        for topic, offset in matches:
+            if (trace := self._located(topic, offset)) is None:
+                raise TraceNotFound(self._gone(topic, offset))
+            traces.append(trace)
         return self._completed(traces)
 
     def by_key(self, key: str, since_ns: int = 0, max_count: int = 20) -> TraceResult:
@@ -233,22 +237,15 @@ class Search:
             if topic is not None and self._topic in ("", topic.record.name):
                 yield bucket, topic
 
-    @staticmethod
-    def _end(topic: RecoveredTopic) -> int:
-        return max(topic.end_offset, topic.journaled_end)
-
     # messages
 
     def _delayed(self, id: int) -> Trace | None:
         """Return a message that is delayed, or was and is not in its topic."""
         for bucket, topic in self._buckets():
             offset = (id - bucket.record.id_base) & ID_MASK
-            if offset >= self._end(bucket):
+            if offset >= bucket.next_offset:
                 continue
-            number = bucket.record.id
-            located = self._by_index(bucket, offset) or self._by_scan(number, offset)
-            trace = self._read(bucket, *located, offset) if located is not None else None
-            if trace is not None:
+            if (trace := self._located(bucket, offset)) is not None:
                 self._add_delayed(trace, bucket, topic)
                 return trace
         return None
@@ -261,16 +258,9 @@ class Search:
         trace.topic = topic.record.name
         trace.queue, trace.offset = topic.record.queue, -1
 
-    def _located(self, topic: RecoveredTopic, offset: int) -> Trace:
-        number = topic.record.id
-        located = self._by_index(topic, offset) or self._by_scan(number, offset)
-        if located is None:
-            raise TraceNotFound(self._gone(topic, offset))
-        header, segment = located
-        trace = self._read(topic, header, segment, offset)
-        if trace is None:
-            raise TraceNotFound(self._gone(topic, offset))
-        return trace
+    def _located(self, topic: RecoveredTopic, offset: int) -> Trace | None:
+        located = self._by_index(topic, offset) or self._by_scan(topic.record.id, offset)
+        return None if located is None else self._read(topic, *located, offset)
 
     def _by_index(self, topic: RecoveredTopic, offset: int) -> tuple[Header, Segment] | None:
         """Return the batch of an offset by the index of the last checkpoint, if that has it."""

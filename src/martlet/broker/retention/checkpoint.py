@@ -155,9 +155,7 @@ def begin_checkpoint(broker: RetentionContext) -> CheckpointJob:
             epoch=log.epoch,
             indexes={
                 topic.id: IndexRecord(
-                    topic.queue.index.first_row,
-                    topic.queue.index.stored,
-                    topic.queue.index.crc,
+                    topic.queue.index.first_row, topic.queue.index.stored, topic.queue.index.crc
                 )
                 for topic in broker.by_id.values()
                 if not topic.ephemeral

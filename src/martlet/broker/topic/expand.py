@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.channel.subscriber import Share, Subscriber
+from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import QueuesRefused
 from martlet.broker.journal.entries import ChannelEntry, TopicEntry, TopologyEntry
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
@@ -127,10 +127,5 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
         assert isinstance(channel.all_queues, PartitionedChannel)
         subscriber.turns = channel.all_queues.turns
         if not isinstance(consumer, Share):
-            _notify(channel, subscriber)
+            subscriber.client.channel_grown(channel.all_queues, subscriber)
         subscriber.resume_delivery()
-
-
-def _notify(channel: Channel, subscriber: Subscriber) -> None:
-    assert isinstance(channel.all_queues, PartitionedChannel)
-    subscriber.client.channel_grown(channel.all_queues, subscriber)

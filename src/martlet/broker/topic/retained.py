@@ -112,10 +112,7 @@ class StagedQueue:
         self.queue = queue
 
     def stage(
-        self,
-        bodies: Bodies,
-        deliver_at_ns: int = 0,
-        properties: Sequence[tuple[int, bytes]] = (),
+        self, bodies: Bodies, deliver_at_ns: int = 0, properties: Sequence[tuple[int, bytes]] = ()
     ) -> Receipt:
         """Stage messages, to be appended at the end of this turn; the bodies are copied.
 

@@ -379,8 +379,7 @@ class Topic(SingleQueueTopic):
         self.journal(
             [
                 ChannelEntry(
-                    topic.id,
-                    replace(topic.describe_channel(topic.channels[name]), **changes),
+                    topic.id, replace(topic.describe_channel(topic.channels[name]), **changes)
                 )
                 for topic in self.at_queues
             ]

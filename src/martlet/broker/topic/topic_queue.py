@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from martlet.broker.journal.entries import ChannelRecord
-from martlet.broker.offset_ranges import apart_from
-from martlet.broker.topic.retained import StagedQueue
+from martlet.broker.offset_ranges import Offsets, Stretch, apart_from
+from martlet.broker.topic.retained import StagedQueue, StagingContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.topic.retained import StagingContext
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 

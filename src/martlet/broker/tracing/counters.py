@@ -136,18 +136,18 @@ def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChanne
 
 def pack_accounts(channels: Iterable[CountedChannel]) -> Iterator[bytes]:
     """Pack the counters of channels into entries, without channels that have none."""
-    parts: list[bytes] = []
+    pieces: list[bytes] = []
     for channel in channels:
         counts = counts_of(channel)
         if not counts:
             continue
         head = _CHANNEL.pack(channel.topic_id, channel.id, len(counts), 0)
-        parts.append(head + struct.pack(f"<{len(counts)}Q", *counts))
-        if len(parts) == MAX_AT_ONCE:
-            yield _HEAD.pack(len(parts), 0) + b"".join(parts)
-            parts = []
-    if parts:
-        yield _HEAD.pack(len(parts), 0) + b"".join(parts)
+        pieces.append(head + struct.pack(f"<{len(counts)}Q", *counts))
+        if len(pieces) == MAX_AT_ONCE:
+            yield _HEAD.pack(len(pieces), 0) + b"".join(pieces)
+            pieces = []
+    if pieces:
+        yield _HEAD.pack(len(pieces), 0) + b"".join(pieces)
 
 
 def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:

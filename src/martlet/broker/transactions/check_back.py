@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.transactions.state import (
     OpenTransaction,
     TransactionEvent,
+    TransactionLimits,
     TransactionState,
     after,
 )
@@ -33,7 +34,6 @@ from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
-    from martlet.broker.transactions.state import TransactionLimits
 
 _FEW = 64
 _CHECKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})

@@ -33,14 +33,14 @@ from martlet.broker.journal.entries import (
     decode,
     encode,
 )
-from martlet.broker.offset_ranges import inside
+from martlet.broker.offset_ranges import Offsets, Stretch, inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES, QueueLog
-from martlet.broker.topic.retained import HiddenTopic
-from martlet.broker.topic.topic import TopicRegistry
+from martlet.broker.topic.retained import HiddenTopic, Retained
+from martlet.broker.topic.topic import Topic, TopicContext, TopicRegistry
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
 from martlet.log.atomic_batches import BatchSlot
-from martlet.log.batch import total_bytes
+from martlet.log.batch import LogBatch, total_bytes
 from martlet.log.index import Index
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -62,10 +62,6 @@ if TYPE_CHECKING:
 
     from martlet.broker.channel.channel import Channel
     from martlet.broker.delayed.delayed_messages import DelayedMessages
-    from martlet.broker.offset_ranges import Offsets, Stretch
-    from martlet.broker.topic.retained import Retained
-    from martlet.broker.topic.topic import Topic, TopicContext
-    from martlet.log.batch import LogBatch
     from martlet.native.raw_bodies import Bodies
 
 _FRAME_SIZE = 4
@@ -193,8 +189,8 @@ class HalfTopic(HiddenTopic):
         rows = self.queue.index.holding(self.pending_below(self.queue.end_offset))[1]
         firsts = (rows["first_offset"] + 1).tolist()  # The first message describes the others.
         ends = (rows["first_offset"] + rows["count"]).tolist()
-        parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
-        return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))}
+        ranges = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
+        return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *ranges]))}
 
     def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Do nothing: the loss is detected when the transaction is committed."""
@@ -208,19 +204,6 @@ class HalfTopic(HiddenTopic):
 
     def journal_marks(self, *, certain: bool) -> None:
         """Return nothing: the transactions record what is done."""
-
-    def put(
-        self,
-        batch: LogBatch,
-        entry: HalfBatchEntry,
-        bodies: Bodies,
-        entries: Sequence[tuple[int, bytes]],
-    ) -> None:
-        """Lay out a batch: its description, the messages, and their properties by number."""
-        batch.add(encode(entry))
-        if entries:
-            batch.set_properties(1, entries)
-        batch.add_bodies(bodies)
 
     def get(self, first_offset: int, transaction: str) -> StoredHalf:
         """Return the batch of a transaction that begins at an offset. Raises BadRecord if it was

@@ -29,7 +29,11 @@ from martlet.broker.journal.entries import (
     encode,
 )
 from martlet.broker.transactions.check_back import CheckBack
-from martlet.broker.transactions.half_messages import HalfMessageStore
+from martlet.broker.transactions.half_messages import (
+    HalfMessageStore,
+    HalfTopic,
+    TransactionContext,
+)
 from martlet.broker.transactions.outcomes import (
     CommitSequences,
     EndedTransaction,
@@ -53,7 +57,6 @@ from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.transactions.half_messages import HalfTopic, TransactionContext
     from martlet.log.checkpoint_file import JournalEntry
     from martlet.native.raw_bodies import Bodies
 
@@ -258,7 +261,10 @@ class Transactions:
         )
         first = half.queue.end_offset
         batch = self._context.staged(half)
-        half.put(batch, entry, bodies, entries)
+        batch.add(encode(entry))
+        if entries:
+            batch.set_properties(1, entries)
+        batch.add_bodies(bodies)
         size_bytes = batch.payload_length + properties_bytes
         receipt = self._context.commit_topic(half, 0)
         if receipt.error is not None:

@@ -66,13 +66,14 @@ class EndedTransactions:
 
     def add(self, id: str, outcome: EndedTransaction) -> None:
         """Add the outcome of a transaction."""
-        self._add(digest_of(id), outcome)
+        self.read(digest_of(id), outcome)
         for _ in range(_OLD_AT_ONCE):
             if not self._is_over(outcome.at_ns):
                 break
             del self._rows[next(iter(self._rows))]
 
-    def _add(self, digest: bytes, outcome: EndedTransaction) -> None:
+    def read(self, digest: bytes, outcome: EndedTransaction) -> None:
+        """Add an outcome from the journal."""
         number = _NUMBERS[outcome.state]
         self._rows.pop(digest, None)
         self._rows[digest] = _OUTCOME.pack(digest, outcome.at_ns, outcome.position, number)
@@ -98,10 +99,6 @@ class EndedTransactions:
     def pack(self) -> bytes:
         """Pack all outcomes for the journal."""
         return b"".join(self._rows.values())
-
-    def read(self, digest: bytes, outcome: EndedTransaction) -> None:
-        """Add an outcome from the journal."""
-        self._add(digest, outcome)
 
 
 def unpack_outcomes(data: bytes) -> Iterator[tuple[bytes, EndedTransaction]]:
