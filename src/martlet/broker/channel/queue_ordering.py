@@ -47,7 +47,8 @@ class QueueOrdering(Ordering):
         """The pending messages that are not deferred, rising: they precede all others."""
         self._due: list[int] = []
         """Deferred messages whose time has come."""
-        self._holder: ChannelConsumer | None = None
+        self._holder = 0
+        """The number of the consumer that has the lock, also once it is a share; 0 for none."""
         self._lent_until_ns = 0
         self._floor = 0
         self._pending.on_entered = self._entered
@@ -75,7 +76,7 @@ class QueueOrdering(Ordering):
             elif not delivery.grant(consumer, count, limit):
                 break
             if consumer.in_flight_count:
-                self._holder = consumer
+                self._holder = consumer.number
                 self._progressed()
                 if not (consumer.progress.in_order or self._due):
                     return
@@ -85,20 +86,18 @@ class QueueOrdering(Ordering):
 
     def _next_consumer(self) -> ChannelConsumer | None:
         """Return the consumer for the next message; None where none has capacity or the lock."""
-        delivery, holder = self._delivery, self._holder
-        if holder is not None:
-            is_there = self._state.numbers.get(holder.number) is holder
-            if is_there and self._state.context.clock() < self._lent_until_ns:
-                if delivery.has_room(holder):
-                    return holder
-                self._state.alarm.at(self._lent_until_ns)
-                return None
-            self._holder = None
+        delivery, holder = self._delivery, self._state.numbers.get(self._holder)
+        if holder is not None and self._state.context.clock() < self._lent_until_ns:
+            if delivery.has_room(holder):
+                return holder
+            self._state.alarm.at(self._lent_until_ns)
+            return None
+        self._holder = 0
         return delivery.first_in_line()
 
     def _progressed(self) -> None:
         """Extend the lock."""
-        if self._holder is not None:
+        if self._holder:
             self._lent_until_ns = self._state.context.clock() + self._lock_ns
 
     # the next messages

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from martlet.broker.context import running_time
-from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
-from martlet.broker.delayed.due_queue import DueQueue
+from martlet.broker.delayed.done_bitmap import DoneBitmap, Offsets, pack_offsets
+from martlet.broker.delayed.due_queue import DueQueue, Key
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.entries import BucketRecord, TopicRecord
-from martlet.broker.offset_ranges import inside
+from martlet.broker.offset_ranges import Stretch, inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.retained import HiddenTopic
-from martlet.log.index import IndexEntry
+from martlet.log.index import Index, IndexEntry, Rows
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
@@ -50,11 +50,7 @@ if TYPE_CHECKING:
 
     from martlet.broker.channel.channel import Channel
     from martlet.broker.delayed.delayed_messages import DelayedMessages
-    from martlet.broker.delayed.done_bitmap import Offsets
-    from martlet.broker.delayed.due_queue import Key
-    from martlet.broker.offset_ranges import Stretch
     from martlet.broker.topic.topic import Topic, TopicRegistry
-    from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"
 """The property with the id that a message had while it was delayed."""
@@ -294,9 +290,8 @@ class Bucket(HiddenTopic):
                 continue
             for offset, body, packed in messages:
                 bodies.append(body)
-                properties.append(
-                    (len(properties), without(packed, Field.SENT) + self._property_frame(offset))
-                )
+                former_id = system_field(PROPERTY, self.queue.message_id(offset))
+                properties.append((len(properties), without(packed, Field.SENT) + former_id))
                 times_ns.append(entry.stored_at_ns)
                 offsets.append(offset)
         if not bodies:
@@ -320,7 +315,12 @@ class Bucket(HiddenTopic):
     def _take(self, keys: list[Key]) -> list[IndexEntry]:
         """Take the first of some due batches, as many as are forwarded in one turn."""
         firsts = np.array(sorted(first for _, first in keys), np.uint64)
-        by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
+        try:
+            _, held = self.queue.index.holding(firsts)
+        except OSError:  # The index is unreadable, as with too many open files.
+            self._upcoming.put_back(keys)
+            raise
+        by_first = {row[0]: row for row in held.tolist()}
         # The rows of cancelled messages may have left the index.
         rows = [by_first[first] for _, first in keys if first in by_first]
         ends = np.cumsum([row[3] for row in rows])
@@ -370,9 +370,6 @@ class Bucket(HiddenTopic):
             return [] if self._marks.has(first) else [first]
         left: list[int] = self._marks.unmarked(first, entry.end_offset).tolist()
         return left
-
-    def _property_frame(self, offset: int) -> bytes:
-        return system_field(PROPERTY, self.queue.message_id(offset))
 
     def _lost(self, entry: IndexEntry, why: str) -> None:
         first, end = entry.first_offset, entry.end_offset

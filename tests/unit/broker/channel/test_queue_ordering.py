@@ -45,6 +45,20 @@ def test_several_are_sent_at_once_and_more_as_they_are_finished() -> None:
     assert [got.attempts for got in other.got] == [2, 1, 1, 1, 1]
 
 
+def test_the_lock_stays_with_its_consumer_when_the_topic_gets_more_queues() -> None:
+    core = _core()
+    core.channel("t").advance(10)
+    client, other = (_client(core, 1, in_order=False) for _ in range(2))
+    topic = core.broker.topics["t"]
+    core.publish("t", b"10")
+    core.publish("t", b"11")
+    client.finish(0, 1)
+    core.broker.set_queues("t", 2)
+    topic.at_queue(0).stage([b"12"])
+    core.broker.commit()
+    assert (_numbers(client), other.got) == ([10, 11, 12], [])
+
+
 def test_an_nsq_client_gets_one_at_a_time() -> None:
     core = _core()
     client = _client(core, in_order=False)
@@ -189,8 +203,7 @@ def test_a_deferred_message_comes_at_its_time_beside_the_others() -> None:
     assert _numbers(client) == [0, 1, 2, 3, 4, 5, 6, 10]
 
 
-def test_queues_share_the_ready_count() -> None:
-    core = Core()
+def test_queues_share_the_ready_count(core: Core) -> None:
     core.broker.set_queues("t", 3)
     topic = core.broker.topics["t"]
     topic.channel("c")

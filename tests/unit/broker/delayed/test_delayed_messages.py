@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import sys
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -16,6 +18,7 @@ from martlet.broker.delayed.delayed_messages import DAY_NS, HOUR_NS, MINUTE_NS, 
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
 from martlet.broker.retention.eviction import Eviction
+from martlet.log import index as index_module
 from martlet.log.record import RecordKind
 from martlet.properties.model import Properties
 
@@ -58,11 +61,34 @@ def buckets(core: Core) -> list[Bucket]:
     return [topic for topic in core.broker.by_id.values() if isinstance(topic, Bucket)]
 
 
+def test_due_messages_wait_while_their_index_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were taken out of the due ones before, and so came after a restart only."""
+    monkeypatch.setattr(index_module, "MAX_ROWS_IN_MEMORY", 4)
+    monkeypatch.setattr(index_module, "_KEPT_ROWS", 1)
+    core = Core(segment_bytes=1 << 20)
+    client = core.client("t").ready(100)
+    for number in range(4):
+        delay(core, "t", b"%d" % number, delay_ns=MINUTE_NS)
+    due_now(core, 40 * SECOND_NS)  # They are in memory, of which the file knows nothing.
+    for number in range(4, 8):
+        delay(core, "t", b"%d" % number, delay_ns=20 * SECOND_NS)
+    core.clock.advance(20 * SECOND_NS)
+    error = OSError(errno.EMFILE, "Too many open files")
+    with monkeypatch.context() as disk:
+        disk.setattr(core.storage, "map", Mock(side_effect=error))
+        with pytest.raises(OSError, match="Too many open files"):
+            core.broker.run()
+    assert client.got == []
+    due_now(core, SECOND_NS)
+    assert sorted(client.bodies) == [b"%d" % number for number in range(8)]
+
+
 @pytest.mark.parametrize(
     "delay_ns", [5 * MS, 30 * SECOND_NS, 61 * MINUTE_NS, 26 * HOUR_NS, 30 * DAY_NS]
 )
-def test_a_message_comes_at_its_time_and_not_before(delay_ns: int) -> None:
-    core = Core()
+def test_a_message_comes_at_its_time_and_not_before(core: Core, delay_ns: int) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"later", delay_ns=delay_ns)
     core.publish("t", b"now")
@@ -73,8 +99,7 @@ def test_a_message_comes_at_its_time_and_not_before(delay_ns: int) -> None:
     assert core.broker.delays.pending_count == 0
 
 
-def test_messages_come_in_the_order_of_their_times() -> None:
-    core = Core()
+def test_messages_come_in_the_order_of_their_times(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(100)
     for seconds in (50, 7, 3000, 20, 7000, 1):
         delay(core, "t", b"%d" % seconds, delay_ns=seconds * SECOND_NS)
@@ -83,8 +108,7 @@ def test_messages_come_in_the_order_of_their_times() -> None:
     assert client.bodies == [b"1", b"7", b"20", b"50", b"3000", b"7000"]
 
 
-def test_a_hidden_topic_is_in_no_list_and_goes_when_its_time_is_over() -> None:
-    core = Core()
+def test_a_hidden_topic_is_in_no_list_and_goes_when_its_time_is_over(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     (bucket,) = buckets(core)
@@ -101,8 +125,7 @@ def test_a_hidden_topic_is_in_no_list_and_goes_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("way", ["stop", "kill", "power"])
-def test_times_survive(way: str) -> None:
-    core = Core()
+def test_times_survive(core: Core, way: str) -> None:
     core.channel("t")
     delay(core, "t", b"x", b"y", delay_ns=90 * SECOND_NS, tag="blue")
     core.flush()
@@ -119,8 +142,7 @@ def test_times_survive(way: str) -> None:
     assert client.bodies == [b"x", b"y"]
 
 
-def test_a_message_is_forwarded_once_over_a_kill_at_any_moment() -> None:
-    core = Core()
+def test_a_message_is_forwarded_once_over_a_kill_at_any_moment(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"a", delay_ns=SECOND_NS)
     delay(core, "t", b"b", delay_ns=2 * SECOND_NS)
@@ -142,9 +164,8 @@ def test_a_message_is_forwarded_once_over_a_kill_at_any_moment() -> None:
     assert core.broker.delays.pending_count == 0
 
 
-def test_a_durable_head_does_not_mark_unflushed_messages_as_forwarded() -> None:
+def test_a_durable_head_does_not_mark_unflushed_messages_as_forwarded(core: Core) -> None:
     """The batch may be lost in a power cut, and the head of the next segment be there."""
-    core = Core()
     core.channel("t")
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     core.checkpoint()
@@ -162,8 +183,7 @@ def test_a_durable_head_does_not_mark_unflushed_messages_as_forwarded() -> None:
     assert certain.count == 1
 
 
-def test_a_forwarded_message_keeps_its_id_properties_and_time() -> None:
-    core = Core()
+def test_a_forwarded_message_keeps_its_id_properties_and_time(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     published_ns = core.clock.now_ns
     (id,) = delay(core, "t", b"x", delay_ns=SECOND_NS, tag="blue")
@@ -176,8 +196,7 @@ def test_a_forwarded_message_keeps_its_id_properties_and_time() -> None:
     assert struct.unpack_from(">q", frame, 8) == (published_ns,)
 
 
-def test_cancelled_messages_do_not_come_and_are_not_listed() -> None:
-    core = Core()
+def test_cancelled_messages_do_not_come_and_are_not_listed(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     ids = delay(core, "t", b"a", b"b", b"c", delay_ns=SECOND_NS)
     ids += delay(core, "t", b"d", delay_ns=3 * HOUR_NS)
@@ -215,8 +234,7 @@ def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
     assert listed(core, "t") == ids[:1]
 
 
-def test_a_list_goes_on_where_it_ended() -> None:
-    core = Core()
+def test_a_list_goes_on_where_it_ended(core: Core) -> None:
     core.channel("t")
     ids = {s: delay(core, "t", b"%d" % s, delay_ns=s * SECOND_NS)[0] for s in (30, 10, 7200, 20)}
     topic = core.broker.topics["t"]
@@ -226,8 +244,7 @@ def test_a_list_goes_on_where_it_ended() -> None:
     assert listed(core, "t", messages[-1][0], 3) == [ids[7200]]
 
 
-def test_a_deleted_topic_takes_its_delayed_messages_with_it() -> None:
-    core = Core()
+def test_a_deleted_topic_takes_its_delayed_messages_with_it(core: Core) -> None:
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     delay(core, "u", b"y", delay_ns=SECOND_NS)
     core.broker.delete_topic("t")
@@ -248,8 +265,7 @@ def test_too_many_are_refused_and_the_limit_is_named() -> None:
     delay(core, "t", b"z", delay_ns=SECOND_NS)
 
 
-def test_a_clock_that_is_set_back_between_two_runs_loses_nothing() -> None:
-    core = Core()
+def test_a_clock_that_is_set_back_between_two_runs_loses_nothing(core: Core) -> None:
     core.channel("t")
     delay(core, "t", b"a", delay_ns=10 * SECOND_NS)
     delay(core, "t", b"b", delay_ns=20 * SECOND_NS)
@@ -266,8 +282,7 @@ def test_a_clock_that_is_set_back_between_two_runs_loses_nothing() -> None:
     assert client.bodies == [b"a", b"c", b"b"]
 
 
-def test_those_far_away_do_not_keep_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = Core()
+def test_those_far_away_do_not_keep_the_log(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10**6)
     delay(core, "t", b"far", delay_ns=20 * DAY_NS)
     for _ in range(30):
@@ -293,8 +308,7 @@ def test_those_far_away_do_not_keep_the_log(monkeypatch: pytest.MonkeyPatch) -> 
     assert core.lost == []
 
 
-def test_a_log_without_its_checkpoint_knows_forwarded_messages() -> None:
-    core = Core()
+def test_a_log_without_its_checkpoint_knows_forwarded_messages(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"a", delay_ns=SECOND_NS)
     ids = delay(core, "t", b"b", b"c", delay_ns=2 * SECOND_NS)
@@ -310,9 +324,8 @@ def test_a_log_without_its_checkpoint_knows_forwarded_messages() -> None:
     assert client.bodies == [b"c"]
 
 
-def test_a_number_given_anew_after_a_power_cut_is_no_forwarded_one() -> None:
+def test_a_number_given_anew_after_a_power_cut_is_no_forwarded_one(core: Core) -> None:
     """The forwarded batch is durable and the end of its bucket is not: the place is not reused."""
-    core = Core()
     core.channel("t")
     delay(core, "t", b"kept", delay_ns=5 * SECOND_NS)
     core.checkpoint()
@@ -420,8 +433,7 @@ def test_many_that_come_when_they_are_nearly_due_keep_their_order(
     assert list(map(int, client.bodies)) == [*sorted(times, key=lambda n: times[n]), -1]
 
 
-def test_a_full_disk_only_puts_off() -> None:
-    core = Core()
+def test_a_full_disk_only_puts_off(core: Core) -> None:
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     core.storage.capacity_bytes = 0
@@ -435,9 +447,8 @@ def test_a_full_disk_only_puts_off() -> None:
     assert client.bodies == [b"x"]
 
 
-def test_delayed_messages_dropped_for_space_are_not_forwarded() -> None:
+def test_delayed_messages_dropped_for_space_are_not_forwarded(core: Core) -> None:
     """Space was freed by dropping the very messages that were on their way to their topic."""
-    core = Core()
 
     def flush() -> bool:
         core.flush()
@@ -472,8 +483,7 @@ def test_an_index_that_is_shortened_while_it_is_looked_through_yields_each_row_o
     assert client.bodies == [b"%d" % n for n in range(35, 60)]
 
 
-def test_forwards_found_at_a_start_are_uncertain_until_the_next_flush() -> None:
-    core = Core()
+def test_forwards_found_at_a_start_are_uncertain_until_the_next_flush(core: Core) -> None:
     core.channel("t")
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     core.checkpoint()
