@@ -92,11 +92,11 @@ class LookupApi:
 
     async def debug(self, request: Request) -> object:
         """Dump all registrations."""
-        found = {}
+        registrations = {}
         for key, peers in self._registry.registrations().items():
             topic = key.split(":")[1] if key.startswith("topic:") else ""
-            found[key] = [self._in_full(peer, topic) for peer in peers]
-        return dict(sorted(found.items()))
+            registrations[key] = [self._in_full(peer, topic) for peer in peers]
+        return dict(sorted(registrations.items()))
 
     @staticmethod
     def _in_full(peer: Peer, topic: str) -> dict[str, object]:

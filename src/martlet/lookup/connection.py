@@ -29,11 +29,10 @@ class LookupConnection(asyncio.Protocol):
     """The connection of one broker.
 
     Args:
-        registry: what brokers register in.
         clock: nanoseconds.
         connections: all that are open.
         max_connections: the limit of those, 0 for none.
-        describe: gives the answer to IDENTIFY.
+        describe: returns the answer to IDENTIFY.
     """
 
     def __init__(
@@ -142,30 +141,30 @@ class LookupConnection(asyncio.Protocol):
         return v1.OK
 
     def _identify(self, fields: dict[str, object]) -> bytes:
-        known = {name.lower(): value for name, value in fields.items()}
-        texts = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
+        values = {name.lower(): value for name, value in fields.items()}
+        names = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
         ports = ("tcp_port", "http_port")
-        valid = all(isinstance(known.get(name) or "", str) for name in texts) and all(
-            type(known.get(name) or 0) is int for name in ports
+        valid = all(isinstance(values.get(name) or "", str) for name in names) and all(
+            type(values.get(name) or 0) is int for name in ports
         )
         if not valid:
             raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-        if not all(known.get(name) for name in ("broadcast_address", "version", *ports)):
+        if not all(values.get(name) for name in ("broadcast_address", "version", *ports)):
             raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
-        values = {name: str(known.get(name) or "") for name in texts}
-        tcp_port, http_port = (cast(int, known[name]) for name in ports)
-        _check_place(values["broadcast_address"], tcp_port, http_port)
+        texts = {name: str(values.get(name) or "") for name in names}
+        tcp_port, http_port = (cast(int, values[name]) for name in ports)
+        _check_reachable(texts["broadcast_address"], tcp_port, http_port)
         peer = Peer(
             id=self.remote_address,
-            hostname=values["hostname"],
-            broadcast_address=values["broadcast_address"],
+            hostname=texts["hostname"],
+            broadcast_address=texts["broadcast_address"],
             tcp_port=tcp_port,
             http_port=http_port,
-            version=values["version"],
-            topology_zone=values["topology_zone"],
-            topology_region=values["topology_region"],
+            version=texts["version"],
+            topology_zone=texts["topology_zone"],
+            topology_region=texts["topology_region"],
             last_ns=self._clock(),
-            **_primary(known.get("martlet")),
+            **_primary(values.get("martlet")),
         )
         self._replace_primary(peer)
         self._peer = peer
@@ -181,23 +180,24 @@ class LookupConnection(asyncio.Protocol):
             )  # fmt: skip
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
-            self.remote_address, values["broadcast_address"], tcp_port, http_port,
-            values["version"],
+            self.remote_address, texts["broadcast_address"], tcp_port, http_port,
+            texts["version"],
         )  # fmt: skip
         return self._describe()
 
     def _replace_primary(self, peer: Peer) -> None:
         """Drop the primary before this one, which may hang or be cut off."""
         before = self._registry.primaries(peer.replicated_broker)
-        if any(each.epoch > peer.epoch for each in before):
+        if any(other.epoch > peer.epoch for other in before):
             raise ProtocolError("E_INVALID", "a later primary of the broker is registered")
-        for connection in [each for each in self._connections if each._peer in before]:
+        connections = [other for other in self._connections if other._peer in before]
+        for connection in connections:
             connection._leave()
             connection._transport.abort()
 
 
-def _check_place(host: str, *ports: int) -> None:
-    """Refuse a broker that no client could reach: readers make URLs of what it says."""
+def _check_reachable(host: str, *ports: int) -> None:
+    """Refuse a broker that no client could reach: readers make URLs of its address."""
     for port in ports:
         if port == _UNIX_SOCKET:
             port = 1

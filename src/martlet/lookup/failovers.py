@@ -21,15 +21,12 @@ MAX_HELD = 1000
 
 @dataclass(slots=True)
 class _LostBroker:
-    """A broker without a primary.
-
-    Attributes:
-        ends_s: until when lookups wait for it.
-        topics: what it has not registered again, with an event where a lookup waits.
-    """
+    """A broker without a primary."""
 
     ends_s: float
+    """Until when lookups wait for it."""
     topics: dict[str, asyncio.Event | None]
+    """Those that it has not registered again, with an event where a lookup waits."""
 
     async def returned(self, topic: str, left_s: float) -> None:
         event = self.topics[topic] or asyncio.Event()
@@ -56,11 +53,11 @@ class Failovers:
         """The registrations of a broker's primary are gone."""
         self._forget()
         before = self._lost.pop(broker, None)
-        known = dict.fromkeys(topics) | (before.topics if before is not None else {})
-        if known:
+        awaited = dict.fromkeys(topics) | (before.topics if before is not None else {})
+        if awaited:
             if len(self._lost) == MAX_LOST:
                 del self._lost[next(iter(self._lost))]
-            self._lost[broker] = _LostBroker(self._clock_s() + HOLD_S, known)
+            self._lost[broker] = _LostBroker(self._clock_s() + HOLD_S, awaited)
 
     def registered(self, broker: str, topic: str) -> None:
         """A primary of the broker has registered a topic."""
@@ -76,15 +73,15 @@ class Failovers:
     async def returned(self, topic: str) -> None:
         """Wait until all lost brokers of a topic have registered it again, or for `HOLD_S`."""
         self._forget()
-        lost = [each for each in self._lost.values() if topic in each.topics]
+        lost = [broker for broker in self._lost.values() if topic in broker.topics]
         if not lost or self._held == MAX_HELD:
             return
         self._held += 1
         try:
-            for each in lost:
-                left_s = each.ends_s - self._clock_s()
-                if topic in each.topics and left_s > 0:
-                    await each.returned(topic, left_s)
+            for broker in lost:
+                left_s = broker.ends_s - self._clock_s()
+                if topic in broker.topics and left_s > 0:
+                    await broker.returned(topic, left_s)
         finally:
             self._held -= 1
 

@@ -26,19 +26,10 @@ from martlet.names import is_ephemeral
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A broker that has identified itself.
-
-    Attributes:
-        id: the address of its connection, as ``address:port``.
-        last_ns: when its latest command came.
-        replicated_broker: the id of the broker, where this is the primary of one with replicas.
-        epoch: that of the primary.
-        broker, run: the id of a broker without replicas, and a random name of its process; empty if
-            it does not report them.
-        tombstones: when each of its hidden topics was hidden.
-    """
+    """A broker that has identified itself."""
 
     id: str
+    """The address of its connection, as ``address:port``."""
     hostname: str
     broadcast_address: str
     tcp_port: int
@@ -47,17 +38,23 @@ class Peer:
     topology_zone: str
     topology_region: str
     last_ns: int
+    """When its latest command came."""
     replicated_broker: str = ""
+    """The id of the broker, where this is the primary of one with replicas."""
     epoch: int = 0
+    """Of the primary."""
     broker: str = ""
+    """The id of a broker without replicas; empty if it does not report one."""
     run: str = ""
+    """A random name of its process."""
     topics: dict[str, None] = field(default_factory=dict)
     channels: dict[tuple[str, str], None] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
+    """When each of its hidden topics was hidden."""
 
     @property
     def identity(self) -> dict[str, str]:
-        """Martlet's own fields of a broker: of two with one id the data folder was copied."""
+        """Martlet's own fields of a broker; two with one id have copies of a data folder."""
         return {"broker": self.broker, "run": self.run} if self.broker else {}
 
     def describe(self) -> dict[str, object]:
@@ -113,8 +110,8 @@ class Registry:
 
     def copies(self, peer: Peer) -> list[Peer]:
         """The registered brokers that have the same id as this one, and are other processes."""
-        same = [each for each in self.peers if peer.broker and each.broker == peer.broker]
-        return [each for each in same if each.run != peer.run]
+        same = [other for other in self.peers if peer.broker and other.broker == peer.broker]
+        return [other for other in same if other.run != peer.run]
 
     def leave(self, peer: Peer) -> None:
         """Remove a broker; its topics and channels stay registered."""
@@ -148,8 +145,8 @@ class Registry:
             self._drop_channel(peer, topic, channel)
             return
         # Ephemeral channels stay until they are unregistered by name, as with nsqlookupd.
-        for name, known in self._channels.get(topic, {}).items():
-            known.pop(peer, None)
+        for name, channel_peers in self._channels.get(topic, {}).items():
+            channel_peers.pop(peer, None)
             peer.channels.pop((topic, name), None)
         peers = self._topics.get(topic)
         if peers is not None:
@@ -177,8 +174,8 @@ class Registry:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its channels."""
         if topic == EVERY:
-            for each in list(self._topics | self._channels):
-                self.delete_topic(each)
+            for name in list(self._topics | self._channels):
+                self.delete_topic(name)
         for peers in self._channels.pop(topic, {}).values():
             for peer in peers:
                 peer.channels = {key: None for key in peer.channels if key[0] != topic}
@@ -197,10 +194,10 @@ class Registry:
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the broker at ``address:http port`` from lookups of the topic."""
-        for each in self._meant(topic):
-            for peer in self._topics[each]:
+        for name in self._meant(topic):
+            for peer in self._topics[name]:
                 if f"{peer.broadcast_address}:{peer.http_port}" == node:
-                    peer.tombstones[each] = self._clock()
+                    peer.tombstones[name] = self._clock()
 
     @property
     def topics(self) -> list[str]:
@@ -224,13 +221,13 @@ class Registry:
 
     def producers(self, topic: str) -> list[Peer]:
         """The active brokers that have a topic and are not hidden."""
-        found = {
+        peers = {
             peer: None
-            for each in self._meant(topic)
-            for peer in self._topics[each]
-            if self._is_active(peer) and not self.is_tombstoned(peer, each)
+            for name in self._meant(topic)
+            for peer in self._topics[name]
+            if self._is_active(peer) and not self.is_tombstoned(peer, name)
         }
-        return list(found)
+        return list(peers)
 
     def nodes(self) -> list[Peer]:
         """The active brokers."""
@@ -246,12 +243,12 @@ class Registry:
 
     def registrations(self) -> dict[str, list[Peer]]:
         """All registrations, by ``category:topic:channel``."""
-        found = {"client::": list(self.peers)} if self.peers else {}
+        registered = {"client::": list(self.peers)} if self.peers else {}
         for topic, peers in self._topics.items():
             if peers:
-                found[f"topic:{topic}:"] = list(peers)
+                registered[f"topic:{topic}:"] = list(peers)
         for topic, channels in self._channels.items():
             for channel, peers in channels.items():
                 if peers:
-                    found[f"channel:{topic}:{channel}"] = list(peers)
-        return found
+                    registered[f"channel:{topic}:{channel}"] = list(peers)
+        return registered

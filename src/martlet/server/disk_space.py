@@ -62,7 +62,7 @@ class DiskSpace:
         log = self._broker.log
         if log.full is not None:
             self._relief.reclaim()
-        self._events.look_for_room()
+        self._events.check_for_room()
         written = log.position - max(self._disk.checkpoint_position, self._start_position)
         if written >= max(_MANY_SEGMENTS * log.segment_bytes, _MANY_BYTES):
             await self._disk.checkpoint()

@@ -27,7 +27,7 @@ from martlet.log.open_files import Acceptor
 from martlet.options import BrokerOptions, TlsRequired
 from martlet.server.http.access import Operators
 from martlet.server.listening_socket import listen, port_of, remove, shown
-from martlet.server.observability.loop_lag import LoopLag
+from martlet.server.observability.histogram import LoopLag
 
 if TYPE_CHECKING:
     import socket

@@ -52,11 +52,8 @@ class Child:
         show: called with the name and each line of output, without the newline.
         folder: where its socket is made.
         max_restarts: maximum restarts in a row; 0 for no limit.
-        flag_prefix: what the flags of its addresses begin with in the command that runs it: an
-            error of a server names its own flag, which the user has not given.
-
-    Attributes:
-        ready: set while the process is ready.
+        flag_prefix: the beginning of its address flags in the command that runs it. The server's
+            errors name its own flags, which the user has not given.
     """
 
     def __init__(
@@ -70,6 +67,7 @@ class Child:
     ) -> None:
         self.name = name
         self.ready = asyncio.Event()
+        """Set while the process is ready."""
         self._command = command
         self._show = show
         self._address = folder / name

@@ -130,25 +130,25 @@ class UpOptions(LogOptions):
 
     def _ports(self) -> list[tuple[str, int]]:
         """List the ports to listen on, each with its flag."""
-        found = []
+        ports = []
         if self.lookup:
-            found = [
+            ports = [
                 ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
                 ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
             ]
         if self.admin:
             address = self.admin_http_address
-            found.append(("--admin-http-address", port_of(address, "admin-http-address")))
+            ports.append(("--admin-http-address", port_of(address, "admin-http-address")))
         names = ["tcp-address", "http-address", "https-address"]
         if self.replicas > 1:
             names.append("replica-address")
         for name in names:
             first = port_of(getattr(self, name.replace("-", "_")), name)
-            found += [
+            ports += [
                 (f"--{name} of {server}", first and first + step)
                 for server, step in self.broker_names().items()
             ]
-        return found
+        return ports
 
     def broker_names(self) -> dict[str, int]:
         """The name of each process, and how much higher its ports are than those of the first."""

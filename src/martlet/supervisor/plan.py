@@ -25,23 +25,19 @@ from martlet.supervisor.options import (
 
 @dataclass(frozen=True)
 class Planned:
-    """One server.
-
-    Attributes:
-        name: ``broker-0``, ``broker-0.a`` for a replica, ``lookup``, ``admin``.
-        arguments: those of its command, whose name is the first.
-        tcp_address, http_address: where it will listen; the admin page has no TCP.
-        folder: a broker's data folder.
-        flag_prefix: what the flags of its addresses begin with in ``martlet up``, such as
-            ``admin-``.
-    """
+    """One server."""
 
     name: str
+    """``broker-0``, ``broker-0.a`` for a replica, ``lookup``, ``admin``."""
     arguments: tuple[str, ...]
+    """Those of its command, whose name is the first."""
     tcp_address: str
+    """Where it will listen; empty for the admin page."""
     http_address: str
     folder: Path = Path()
+    """A broker's data folder."""
     flag_prefix: str = ""
+    """The beginning of its address flags in ``martlet up``, such as ``admin-``."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,6 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
     """Plan the servers to run.
 
     Args:
-        options: where.
         broker_arguments: further arguments of every broker.
 
     Raises:
@@ -73,7 +68,7 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
     with _Ports() as ports:
         lookup = (_lookup(options, ports),) if options.lookup else ()
         lookup_flags = tuple(
-            f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup
+            f"--lookupd-tcp-address={_reached(daemon.tcp_address)}" for daemon in lookup
         )
         token_file = options.operator_token_file
         tokens = (f"--{TOKEN_FLAG}={token_file}",) if token_file else ()
@@ -106,10 +101,10 @@ def _admin(
     kind, servers = ("lookupd", lookup) if lookup else ("nsqd", brokers)
     arguments = (
         *("admin", *_logged(options, options.admin_config), f"--http-address={http}"),
-        *(f"--{kind}-http-address={_reached(each.http_address)}" for each in servers),
+        *(f"--{kind}-http-address={_reached(server.http_address)}" for server in servers),
         *([f"--{TOKEN_FLAG}={token_file}"] if token_file else []),
         # The lookup daemon may name others, too.
-        *(f"--{TRUSTED_FLAG}={each}" for each in _registered(options, brokers) if lookup),
+        *(f"--{TRUSTED_FLAG}={server}" for server in _registered(options, brokers) if lookup),
     )
     return Planned("admin", arguments, "", http, flag_prefix="admin-")
 
@@ -121,8 +116,8 @@ def _replicas(
     if options.replicas == 1:
         return [_broker(options, ports, number, 0, more)]
     addresses = {
-        replica_name(each): ports.of(options.replica_address, "replica-address", number, each)
-        for each in range(options.replicas)
+        replica_name(replica): ports.of(options.replica_address, "replica-address", number, replica)
+        for replica in range(options.replicas)
     }
     initial = ",".join(f"{name}={address}" for name, address in addresses.items())
     shared = (
@@ -135,10 +130,10 @@ def _replicas(
             options,
             ports,
             number,
-            each,
+            replica,
             (f"--replica-name={name}", f"--replica-address={address}", *shared, *more),
         )
-        for each, (name, address) in enumerate(addresses.items())
+        for replica, (name, address) in enumerate(addresses.items())
     ]
 
 
@@ -191,7 +186,7 @@ class _Ports:
         self._held.close()
 
     def of(self, address: str, flag: str, number: int = 0, replica: int = 0) -> str:
-        """The address of a replica of the broker of that number, when this is the first's."""
+        """Return the address of one replica of one broker, from that of the first broker."""
         host, port = host_of(address), port_of(address, flag)
         if port:
             port += PORT_STEP * number + REPLICA_PORT_STEP * replica
@@ -210,11 +205,11 @@ def _registered(options: UpOptions, brokers: Sequence[Planned]) -> list[str]:
     name = options.broadcast_name
     if not is_host(name):
         return []
-    return [str(Address(name, port_of(each.http_address, "http-address"))) for each in brokers]
+    return [str(Address(name, port_of(broker.http_address, "http-address"))) for broker in brokers]
 
 
 def _reached(address: str) -> str:
-    """Where a server of this machine reaches one that listens there."""
+    """Return how a server of this machine reaches one that listens at an address."""
     host = host_of(address)
     if host not in EVERYWHERE:
         return address

@@ -160,7 +160,7 @@ class EventLog:
     # the disk
 
     def write_refused(self, reason: str) -> None:
-        """Log that the log refuses messages: once, until `look_for_room` logs the end of it."""
+        """Log that the log refuses messages: once, until `check_for_room` logs the end of it."""
         log = self._broker.log
         if log.refusal is not None and log.failed is None:
             return  # The replica logs it, whether it was planned or not.
@@ -169,7 +169,7 @@ class EventLog:
             self._refused_before = log.refused_count - 1
             self._log.error("LOG: messages are refused: %s", reason)
 
-    def look_for_room(self) -> None:
+    def check_for_room(self) -> None:
         """Log that messages are accepted again, if they were refused and there is space now."""
         log = self._broker.log
         if self._refusing_since_ns is not None and log.full is None and log.failed is None:
@@ -187,11 +187,11 @@ class EventLog:
         """Log a new client."""
         self._log.info("TCP: new client(%s)", address)
 
-    def greeted(self, address: str, magic: bytes, wanted: bytes) -> None:
+    def greeted(self, address: str, magic: bytes, expected: bytes) -> None:
         """Log the protocol that a client speaks."""
         text = magic.decode("utf-8", "backslashreplace")
         self._log.info("CLIENT(%s): desired protocol magic '%s'", address, text)
-        if magic != wanted:
+        if magic != expected:
             self._log.error("client(%s) bad protocol magic '%s'", address, text)
 
     def said_nothing(self, address: str, *, is_spliced: bool) -> None:

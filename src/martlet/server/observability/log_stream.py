@@ -42,9 +42,6 @@ class LogStream(io.TextIOBase):
     Args:
         descriptor: of the file, which stays open and as it is: others may write to it.
         patience_s: how long lines may wait for space, in all.
-
-    Attributes:
-        notice: returns the text that says how many lines were dropped.
     """
 
     total_dropped_lines: ClassVar[int] = 0
@@ -53,6 +50,7 @@ class LogStream(io.TextIOBase):
     def __init__(self, descriptor: int, patience_s: float | None = None) -> None:
         super().__init__()
         self.notice: Callable[[int], str] = lambda count: f"({dropped_lines(count)})\n"
+        """Returns the text that says how many lines were dropped."""
         self._descriptor, self._send, self._close = _opened(descriptor)
         self._lock = threading.Lock()
         self._begun = b""

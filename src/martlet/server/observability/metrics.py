@@ -26,7 +26,6 @@ from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.transactions.state import TransactionState
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count, kind_of
 from martlet.server.observability import prometheus
-from martlet.server.observability.histogram import Histogram
 from martlet.server.observability.log_stream import LogStream
 from martlet.text import SECOND_NS
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.data_folder import DataFolder
     from martlet.server.flusher import Flusher
-    from martlet.server.observability.loop_lag import LoopLag
+    from martlet.server.observability.histogram import LoopLag
 
 OTHER = "(other)"
 """Stands for all topics or channels beyond the limit; no topic can have that name."""
@@ -85,18 +84,7 @@ NEAR_METRICS = tuple(
 
 @dataclass(frozen=True)
 class BrokerMetrics:
-    """The metrics of a broker.
-
-    Attributes:
-        broker: has the topics and the log.
-        options: with the number of channels that have lines of their own.
-        folder: has the log's files.
-        flusher: has the durations.
-        reclaimer: has the evictions.
-        connections: those of the clients.
-        lag: that of the event loop.
-        more: returns the lines of other parts.
-    """
+    """The metrics of a broker."""
 
     broker: BrokerCore
     options: BrokerOptions
@@ -106,12 +94,13 @@ class BrokerMetrics:
     connections: Sized
     lag: LoopLag
     more: Callable[[], str] = str
+    """Returns the lines of other parts of the server."""
 
     async def text(self) -> str:
         """Answer all metrics in Prometheus's text format."""
-        return "".join([part async for part in self._parts()])
+        return "".join([text async for text in self._texts()])
 
-    async def _parts(self) -> AsyncIterator[str]:
+    async def _texts(self) -> AsyncIterator[str]:
         max_count = self.options.metrics_max_channels
         topics = [topic.all_queues for topic in self.broker.topics.values()]
         topics.sort(key=attrgetter("id"))
@@ -126,18 +115,18 @@ class BrokerMetrics:
             + process_metrics(self.lag)
             + self.more()
         )
-        async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
-            yield part
-        async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
-            yield part
+        async for text in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
+            yield text
+        async for text in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
+            yield text
         if self.options.prefers_near:
             read = attrgetter("delivered_near_counts")
-            async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count, read):
-                yield part
-        async for part in _ages(channels, max_count):
-            yield part
-        async for part in _latencies(channels, max_count):
-            yield part
+            async for text in _table(NEAR_METRICS, channels, _channel_labels, max_count, read):
+                yield text
+        async for text in _ages(channels, max_count):
+            yield text
+        async for text in _latencies(channels, max_count):
+            yield text
 
     def _log(self) -> str:
         log, flusher = self.broker.log, self.flusher
@@ -181,8 +170,10 @@ class BrokerMetrics:
         ]
         return (
             _lone(rows)
-            + _durations("flush", "Flushes of the log.", flusher.flushes)
-            + _durations("checkpoint", "Checkpoints, waiting included.", flusher.checkpoints)
+            + flusher.flushes.lines("martlet_log_flush_duration_seconds", "Flushes of the log.")
+            + flusher.checkpoints.lines(
+                "martlet_log_checkpoint_duration_seconds", "Checkpoints, waiting included."
+            )
         )
 
 
@@ -331,14 +322,6 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, int]]:
 def _lone(rows: Iterable[tuple[str, str, float]]) -> str:
     """Return metrics without labels, of rows of name, help and value."""
     return prometheus.lone((name, kind_of(name), text, value) for name, text, value in rows)
-
-
-def _durations(what: str, help_text: str, durations: Histogram) -> str:
-    name = f"martlet_log_{what}_duration_seconds"
-    bounds = [f"{bound_s:g}" for bound_s in durations.bounds_s]
-    return prometheus.head(name, "histogram", help_text) + prometheus.histogram(
-        name, "", bounds, durations.counts, durations.sum_s
-    )
 
 
 def ready_metric(is_ready: bool) -> str:

@@ -9,13 +9,10 @@ if TYPE_CHECKING:
 
 
 class Replication(Protocol):
-    """The state of a broker's replicas.
-
-    Attributes:
-        is_sync: whether an OK waits for other replicas.
-    """
+    """The state of a broker's replicas."""
 
     is_sync: bool
+    """Whether an OK waits for other replicas."""
 
     @property
     def lacks_replicas(self) -> bool:

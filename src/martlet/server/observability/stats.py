@@ -63,8 +63,8 @@ _Thing = TypeVar("_Thing")
 
 
 def _reporter(fields: Mapping[str, str]) -> Callable[[object], Report]:
-    """Return what reports the attributes of a topic or channel by field. One that several fields
-    have is read once, as a depth takes long.
+    """Return a function that reports attributes of a topic or channel by field. An attribute of
+    several fields is read once, as a depth takes long.
     """
     distinct = list(dict.fromkeys(fields.values()))
     read, chosen = attrgetter(*distinct), itemgetter(*map(distinct.index, fields.values()))
@@ -77,7 +77,7 @@ def _paths(counts: Sequence[Count], *, is_own: bool) -> dict[str, str]:
 
 _NEAR = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 _LATER = "name"
-"""The attribute of fields whose values come later; they have their places in nsqd's order."""
+"""The attribute of fields that get their values later; they keep nsqd's order."""
 _topic_fields = _reporter(
     {
         "topic_name": "name",
@@ -101,15 +101,12 @@ _channel_fields = _reporter(
 
 
 class StatsSource:
-    """Count the topics, channels and clients of a broker.
+    """Counts the topics, channels and clients of a broker.
 
     Args:
-        broker: has the topics.
-        connections: those of the clients.
         levels: the reported percentiles of latency.
         log: reports on the log and its disk.
-        folder: the broker's, which names it.
-        replication: of a broker with replicas.
+        folder: names the broker.
     """
 
     def __init__(
@@ -153,10 +150,10 @@ class StatsSource:
         topic deleted meanwhile is left out.
         """
         topics = self._broker.topics
-        for each in [topics[topic]] if topic else _by_name(topics):
-            if topics.get(each.name) is each and (not channel or channel in each.channels):
+        for stored in [topics[topic]] if topic else _by_name(topics):
+            if topics.get(stored.name) is stored and (not channel or channel in stored.channels):
                 yield await _topic(
-                    each.all_queues, channel, include_clients, topic, self._levels, pace
+                    stored.all_queues, channel, include_clients, topic, self._levels, pace
                 )
             await pace.rest()
 
@@ -184,15 +181,15 @@ async def _topic(
 ) -> Report:
     reports: list[Report] = []
     latencies = Together()
-    for each in _by_name(topic.channels):
-        if topic.channels.get(each.name) is not each:
+    for stored in _by_name(topic.channels):
+        if topic.channels.get(stored.name) is not stored:
             continue
-        if each.latency is not None:
-            latencies.add(each.latency)
-        if channel in ("", each.name):
-            report = await _channel(each, include_clients, published, levels, pace)
+        if stored.latency is not None:
+            latencies.add(stored.latency)
+        if channel in ("", stored.name):
+            report = await _channel(stored, include_clients, published, levels, pace)
             if channel:
-                report |= _finishes(each)
+                report |= _finishes(stored)
             reports.append(report)
         await pace.rest()
     report = _topic_fields(topic)
@@ -206,15 +203,15 @@ async def _topic(
 async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
     """Report the queues of a topic that has several, a field of Martlet's own."""
     reports: list[Report] = []
-    for part in topic.at_queues.copy():
+    for queue_topic in topic.at_queues.copy():
         reports.append(
             {
-                "queue": part.number,
-                "priority": part.queue.priority,
-                "start_offset": part.queue.start_offset,
-                "end_offset": part.queue.visible_end,
-                "depth": part.depth,
-                "channels": {name: channel.depth for name, channel in part.channels.items()},
+                "queue": queue_topic.number,
+                "priority": queue_topic.queue.priority,
+                "start_offset": queue_topic.queue.start_offset,
+                "end_offset": queue_topic.queue.visible_end,
+                "depth": queue_topic.depth,
+                "channels": {name: channel.depth for name, channel in queue_topic.channels.items()},
             }
         )
         await pace.rest()
@@ -288,10 +285,10 @@ def _client(
         "user_agent": identity.user_agent,
     }
     if client.guard is not None and client.guard.authed and client.guard.given is not None:
-        given = client.guard.given
+        authorizations = client.guard.given
         identities = {
-            "auth_identity": given.identity,
-            "auth_identity_url": given.identity_url,
+            "auth_identity": authorizations.identity,
+            "auth_identity_url": authorizations.identity_url,
         }
         report["authed"] = True
         report |= {name: text for name, text in identities.items() if text}
@@ -319,18 +316,11 @@ def _client(
 def log_report(
     log: CommitLog, folder: DataFolder, flusher: Flusher, options: BrokerOptions
 ) -> Report:
-    """Report the space that the log has and takes, and how long its flushes and checkpoints take.
-
-    Args:
-        log: of the broker.
-        folder: has the log's files.
-        flusher: has the durations.
-        options: have the limits.
-    """
+    """Report the log's disk space, and how long its flushes and checkpoints take."""
     spare_sizes = folder.storage.spare_sizes()
     disk = os.statvfs(folder.path)
     return {
-        "disk_bytes": sum(each.capacity for each in log.segments) + sum(spare_sizes),
+        "disk_bytes": sum(segment.capacity for segment in log.segments) + sum(spare_sizes),
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
         "min_free_bytes": options.min_free_bytes,
         "max_disk_bytes": options.max_disk_bytes,
@@ -344,8 +334,8 @@ def log_report(
 def _durations(name: str, durations: Histogram) -> Report:
     levels = {"p50": 0.5, "p99": 0.99}
     return {
-        f"{name}_{level}_ms": None if (at_s := durations.quantile_s(part)) is None else at_s * 1000
-        for level, part in levels.items()
+        f"{name}_{level}_ms": None if (at_s := durations.quantile_s(share)) is None else at_s * 1000
+        for level, share in levels.items()
     }
 
 

@@ -134,8 +134,8 @@ async def topic_text(topic: Report, now_ns: int, pace: TimeSlice) -> str:
 
 
 def _shown_latency(report: Report) -> str:
-    values = [each["value"] for each in report["e2e_processing_latency"]["percentiles"] or ()]
-    return ", ".join(_shown_duration(value) for value in values)
+    percentiles = report["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(_shown_duration(percentile["value"]) for percentile in percentiles)
 
 
 def _shown_duration(value_ns: float) -> str:

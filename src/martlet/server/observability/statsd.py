@@ -185,11 +185,11 @@ async def _counts(stats: StatsSource, statsd: Statsd, options: BrokerOptions) ->
             await pace.rest()
     if options.statsd_mem_stats:
         lines += statsd.memory_lines(pauses.memory())
-    found: list[bytes] = []
+    made: list[bytes] = []
     for packet in packets(lines, options.statsd_udp_packet_size):
-        found.append(packet)
+        made.append(packet)
         await pace.rest()
-    return found
+    return made
 
 
 async def _open(address: str) -> asyncio.DatagramTransport:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
-    from martlet.server.observability.loop_lag import LoopLag
+    from martlet.server.observability.histogram import LoopLag
     from martlet.server.replication.link import ReplicaLink
     from martlet.server.replication.status import ReplicaStatus
 
@@ -95,7 +95,7 @@ class _AnyMethod(Mapping[str, Endpoint]):
 
 
 class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
-    """The endpoints of a standby: its own, and any other one as the primary answers it.
+    """The endpoints of a standby: its own, and for any other path the primary's.
 
     Args:
         of_node: returns those of the node that runs when a request comes.
@@ -108,8 +108,8 @@ class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
         self._others = _AnyMethod(forward)
 
     def __getitem__(self, path: str) -> Mapping[str, Endpoint]:
-        found = self._own.get(path)
-        return found if found is not None else self._of_node().get(path, self._others)
+        endpoints = self._own.get(path)
+        return endpoints if endpoints is not None else self._of_node().get(path, self._others)
 
     def __iter__(self) -> Iterator[str]:
         return chain(self._own, self._of_node())
@@ -168,8 +168,10 @@ class Forwarder:
     async def _until_answered(
         self, request: Request, asking: Coroutine[object, object, web.StreamResponse]
     ) -> web.StreamResponse:
-        """Wait for an answer, or for a later epoch. Where the client of a receive is gone, the
-        primary notices it too, and gives the messages to others. Raises ClientError.
+        """Wait for the answer. A later epoch ends the request. If the client of a receive
+        disconnects, so does this request, and the primary gives its messages to others.
+
+        Raises ClientError.
         """
         task = asyncio.create_task(asking)
         self._asking[task] = None

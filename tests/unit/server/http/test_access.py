@@ -15,7 +15,7 @@ from martlet.options import BrokerOptions
 from martlet.server.http.access import ROUTES, Access, Operators, access_to, names_in, route_of
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.listeners import Listeners
-from martlet.server.observability.loop_lag import LoopLag
+from martlet.server.observability.histogram import LoopLag
 from martlet.server.replication.process import ReplicaProcess
 from martlet.server.replication.standby_http import own_routes
 from martlet.testing import Broker
