@@ -99,8 +99,8 @@ ROUTES: dict[str, Access] = {
 def access_to(path: str) -> Access:
     """Return who may use the route of a path; one that is not known is for operators."""
     path = route_of(path)
-    found = ROUTES.get(path) or ROUTES.get(f"{path.rpartition('/')[0]}/:name")
-    return found or Access.OPERATORS
+    access = ROUTES.get(path) or ROUTES.get(f"{path.rpartition('/')[0]}/:name")
+    return access or Access.OPERATORS
 
 
 class Operators:
@@ -203,8 +203,8 @@ class Operators:
                 f" client: --{FLAG} of commands and jobs, operatorTokenFile of Spark's source, or"
                 f" the environment variable {VARIABLE}",
             )
-        given = request.headers("Authorization")
-        if not given:
+        headers = request.headers("Authorization")
+        if not headers:
             raise _denied(
                 401,
                 f"OPERATOR_TOKEN_MISSING: {request.path} is for operators: send a token of the"
@@ -212,7 +212,7 @@ class Operators:
                 f" --{FLAG}, Spark's source operatorTokenFile, and all of them the environment"
                 f" variable {VARIABLE}",
             )
-        if len(given) > 1 or not self._has(given[0]):
+        if len(headers) > 1 or not self._has(headers[0]):
             raise _denied(
                 401,
                 f"OPERATOR_TOKEN_WRONG: the token sent to {request.path} is not in the broker's"
@@ -222,7 +222,7 @@ class Operators:
     def _has(self, header: str) -> bool:
         scheme, token = header[: len(SCHEME)], header[len(SCHEME) :].strip().encode()
         # All are compared, each in constant time: how long it takes tells nothing about a token.
-        matches = [hmac.compare_digest(token, each) for each in self._tokens]
+        matches = [hmac.compare_digest(token, stored) for stored in self._tokens]
         return scheme.lower() == SCHEME.lower() and any(matches)
 
 
@@ -274,15 +274,15 @@ def route_of(path: str) -> str:
     """
     if not path.startswith(V1):
         return path
-    parts = path.split("/")
-    if parts[3]:
-        parts[3] = ":topic"
-    if len(parts) > 5 and parts[4] == "channels" and parts[5]:
-        parts[5] = ":channel"
-    return "/".join(parts)
+    segments = path.split("/")
+    if segments[3]:
+        segments[3] = ":topic"
+    if len(segments) > 5 and segments[4] == "channels" and segments[5]:
+        segments[5] = ":channel"
+    return "/".join(segments)
 
 
 def names_in(path: str) -> list[str]:
     """Return the topic and, if there is one, the channel in a path below `V1`."""
-    parts = path.split("/")
-    return [parts[3], *parts[5:6]] if len(parts) > 6 else [parts[3]]
+    segments = path.split("/")
+    return [segments[3], *segments[5:6]] if len(segments) > 6 else [segments[3]]

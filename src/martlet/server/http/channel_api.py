@@ -31,7 +31,7 @@ from martlet.broker.topic.topic import Topic
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.names import is_valid_name
 from martlet.properties.model import Properties
-from martlet.server.http.log_api import find_part, place_of
+from martlet.server.http.log_api import find_queue_topic, queue_in_query
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.nsq.connection import ClientConnection
 
@@ -59,9 +59,9 @@ class ChannelApi:
     async def peek(self, request: Request) -> object:
         """Show messages that a channel has yet to finish."""
         topic, name = self._topic_and_name(request)
-        part = _part(request, topic)
+        queue_topic = _queue_topic(request, topic)
         try:
-            channel = part.find_channel(name)
+            channel = queue_topic.find_channel(name)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         max_count = request.number("limit", DEFAULT_MESSAGES)
@@ -71,21 +71,21 @@ class ChannelApi:
             )
         start = request.number("offset", 0)
         max_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MAX_ANSWER_BYTES)
-        found = peek(channel, start, max_count + 1, _states(request))
+        peeked_all = peek(channel, start, max_count + 1, _states(request))
         messages: list[dict[str, Any]] = []
         frames = PeekedFrames(channel.cursor)
         shown_bytes = 0
-        for peeked in found[:max_count]:
+        for peeked in peeked_all[:max_count]:
             message = _message(channel, peeked, frames, max_bytes)
             shown_bytes += min(message["body_bytes"] or 0, max_bytes)
             if messages and shown_bytes > MAX_ANSWER_BYTES:
                 break
             messages.append(message)
-        more = found[len(messages) :]
+        more = peeked_all[len(messages) :]
         return {
             "topic": topic.name,
             "channel": name,
-            "queue": part.number,
+            "queue": queue_topic.number,
             "queue_count": len(topic.at_queues),
             "paused": channel.paused,
             "topic_paused": topic.paused,
@@ -104,7 +104,7 @@ class ChannelApi:
         if is_new not in ("true", "false"):
             raise HttpError(400, f"INVALID_ARG_NEW: {is_new!r} is neither true nor false")
         try:
-            offsets = self._wanted(request, topic)
+            offsets = self._offsets(request, topic)
             if is_new == "true":
                 channel_from(topic, name, offsets)
             else:
@@ -134,7 +134,7 @@ class ChannelApi:
 
     async def advance(self, request: Request) -> object:
         """Finish all messages of a queue below an offset in a channel, created if missing."""
-        topic = self._broker.queues[find_part(self._broker, *place_of(request)).id]
+        topic = self._broker.queues[find_queue_topic(self._broker, *queue_in_query(request)).id]
         name = request.argument("channel")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
@@ -145,33 +145,33 @@ class ChannelApi:
                 f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
                 f" {topic.queue.visible_end}",
             )
-        starts = {part.number: part.queue.start_offset for part in topic.at_queues}
+        starts = {queue_topic.number: queue_topic.queue.start_offset for queue_topic in topic.at_queues}
         topic.at_queues[0].channel(name, start=starts)
         topic.channels[name].advance(offset)
         self._broker.write_moved(topic.channels[name])
         return None
 
-    def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
+    def _offsets(self, request: Request, topic: Topic) -> dict[int, int]:
         """Return the requested offset in each queue, from an offset, a time or the beginning."""
-        given = [each for each in ("offset", "timestamp_ns", "beginning") if each in request.query]
-        if len(given) != 1:
+        names = [name for name in ("offset", "timestamp_ns", "beginning") if name in request.query]
+        if len(names) != 1:
             raise HttpError(400, "MISSING_ARG_OFFSET: give one of offset, timestamp_ns, beginning")
         one = "queue" in request.query or not topic.several
-        parts = [_part(request, topic)] if one else topic.at_queues
-        if given == ["offset"]:
+        queues = [_queue_topic(request, topic)] if one else topic.at_queues
+        if names == ["offset"]:
             if not one:
                 raise HttpError(
                     400,
-                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(parts)} queues, each with"
+                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(queues)} queues, each with"
                     " its own offsets: add queue, or use timestamp_ns or beginning",
                 )
-            return {parts[0].number: request.number("offset")}
-        if given == ["timestamp_ns"]:
+            return {queues[0].number: request.number("offset")}
+        if names == ["timestamp_ns"]:
             time_ns = request.number("timestamp_ns")
-            return {part.number: offset_at(part, time_ns) for part in parts}
+            return {queue.number: offset_at(queue, time_ns) for queue in queues}
         if request.query["beginning"] != "true":
             raise HttpError(400, "INVALID_ARG_BEGINNING: it can only be true")
-        return {part.number: part.queue.start_offset for part in parts}
+        return {queue.number: queue.queue.start_offset for queue in queues}
 
     def _topic_and_name(self, request: Request) -> tuple[Topic, str]:
         topic, channel = request.topic_and_channel()
@@ -181,7 +181,7 @@ class ChannelApi:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
 
-def _part(request: Request, topic: Topic) -> Topic:
+def _queue_topic(request: Request, topic: Topic) -> Topic:
     """Return the topic's named queue, by default queue 0."""
     try:
         return topic.at_queue(request.number("queue", 0))

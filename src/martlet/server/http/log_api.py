@@ -73,12 +73,12 @@ MAX_BATCHES_BYTES = 64 * MIB
 _PIECE_BYTES = 256 * 1024
 """The size of each write to the socket, so that a slow reader holds little memory."""
 _ROWS_AT_A_TIME = 1024
-MAX_PLACES = 1000
-_MAX_PLACES_BYTES = 1 << 20
-_PLACES_AT_A_TIME = 64
+MAX_RANGES = 1000
+_MAX_RANGES_BYTES = 1 << 20
+_RANGES_AT_A_TIME = 64
 _REACH_ROWS = 1 << 16
 _OCTETS = "application/octet-stream"
-_Place = tuple[str, int, int | None]
+QueueInQuery = tuple[str, int, int | None]
 """Topic, queue and the topic's number, None for any."""
 
 
@@ -103,7 +103,7 @@ class LogApi:
         self._folder = folder
         self._replicas = replicas
         self._is_standby = is_standby
-        self._known_holes: WeakKeyDictionary[StoredQueue, tuple[object, dict[str, object]]] = (
+        self._stored_holes: WeakKeyDictionary[StoredQueue, tuple[object, dict[str, object]]] = (
             WeakKeyDictionary()
         )
         """The result for each queue, and the state of the log that it is of."""
@@ -138,13 +138,13 @@ class LogApi:
                     "topic_id": topic.id,
                     "queues": [
                         {
-                            "queue": part.number,
-                            **({"topic_id": part.id} if part.number else {}),
-                            "start_offset": part.queue.start_offset,
-                            "end_offset": part.queue.visible_end,
-                            **self._holes(view.log, part.queue),
+                            "queue": queue_topic.number,
+                            **({"topic_id": queue_topic.id} if queue_topic.number else {}),
+                            "start_offset": queue_topic.queue.start_offset,
+                            "end_offset": queue_topic.queue.visible_end,
+                            **self._holes(view.log, queue_topic.queue),
                         }
-                        for part in topic.at_queues
+                        for queue_topic in topic.at_queues
                     ],
                 }
                 for topic in sorted(some, key=lambda topic: topic.name)
@@ -156,12 +156,12 @@ class LogApi:
         if not queue.start_offset:
             return {}
         state = (log.retired_count, queue.index.first_row, queue.start_row)
-        known = self._known_holes.get(queue)
-        if known is None or known[0] != state:
-            first, found = holes(log, queue)
-            fields = {"first_offset": first, "holes": found} if found else {}
-            known = self._known_holes[queue] = (state, fields)
-        return known[1]
+        stored = self._stored_holes.get(queue)
+        if stored is None or stored[0] != state:
+            first, ranges = holes(log, queue)
+            fields = {"first_offset": first, "holes": ranges} if ranges else {}
+            stored = self._stored_holes[queue] = (state, fields)
+        return stored[1]
 
     async def offset(self, request: Request) -> object:
         """Find the first offset stored at or after a time; else the queue's end."""
@@ -186,16 +186,16 @@ class LogApi:
 
     async def indexes(self, request: Request) -> object:
         """Answer the index rows of many queues, since most of the cost is the request."""
-        body = await request.read(_MAX_PLACES_BYTES, "BODY_TOO_BIG")
+        body = await request.read(_MAX_RANGES_BYTES, "BODY_TOO_BIG")
         pieces: list[bytes] = []
         left = MAX_INDEX_ROWS
-        for number, (place, start, end) in enumerate(_places(body), 1):
-            found = self._find(request, place)
-            _require(request, found, end)
-            rows = _rows(found, start, end, left)
+        for number, (target, start, end) in enumerate(_ranges(body), 1):
+            queue = self._find(request, target)
+            _require(request, queue, end)
+            rows = _rows(queue, start, end, left)
             left -= len(rows)
             pieces += (len(rows).to_bytes(8, "little"), rows.tobytes())
-            if number % _PLACES_AT_A_TIME == 0:
+            if number % _RANGES_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return web.Response(body=b"".join(pieces), content_type=_OCTETS)
 
@@ -316,7 +316,7 @@ class LogApi:
         view = self._view()
         base, at = request.number("base"), request.number("at", 0)
         max_bytes = min(request.number("max_bytes", DEFAULT_BATCHES_BYTES), MAX_BATCHES_BYTES)
-        segment = next((each for each in view.log.segments if each.base == base), None)
+        segment = next((stored for stored in view.log.segments if stored.base == base), None)
         if segment is None:
             raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")
         end = min(segment.capacity, view.visible_position - base, at + max_bytes)
@@ -332,12 +332,12 @@ class LogApi:
         return web.Response(body=data, content_type=_OCTETS)
 
     def _queue(self, request: Request) -> StoredQueue:
-        return self._find(request, place_of(request))
+        return self._find(request, queue_in_query(request))
 
-    def _find(self, request: Request, place: _Place) -> StoredQueue:
+    def _find(self, request: Request, target: QueueInQuery) -> StoredQueue:
         """Return a queue. Raises HttpError."""
         try:
-            return find_part(self._view(), *place).queue
+            return find_queue_topic(self._view(), *target).queue
         except HttpError as error:
             if error.status == 404 and self._is_standby and _is_complete(request):
                 raise HttpError(503, f"BEHIND: {error.message}") from None
@@ -355,13 +355,13 @@ def _require(request: Request, queue: StoredQueue, end: int) -> None:
         raise HttpError(503, f"BEHIND: this replica has the queue up to {queue.visible_end}")
 
 
-def place_of(request: Request) -> _Place:
+def queue_in_query(request: Request) -> QueueInQuery:
     """Return the queue that a request names, by default queue 0. Raises HttpError."""
-    asked = request.number("topic_id") if "topic_id" in request.query else None
-    return request.argument("topic"), request.number("queue", 0), asked
+    topic_id = request.number("topic_id") if "topic_id" in request.query else None
+    return request.argument("topic"), request.number("queue", 0), topic_id
 
 
-def find_part(view: LogView, name: str, number: int, topic_id: int | None) -> TopicView:
+def find_queue_topic(view: LogView, name: str, number: int, topic_id: int | None) -> TopicView:
     """Return a topic at one of its queues. Raises HttpError."""
     if not is_valid_name(name):
         raise HttpError(400, "INVALID_ARG_TOPIC")
@@ -370,14 +370,14 @@ def find_part(view: LogView, name: str, number: int, topic_id: int | None) -> To
     except NotFound:
         raise HttpError(404, "TOPIC_NOT_FOUND") from None
     try:
-        part = topic.at_queue(number)
+        queue_topic = topic.at_queue(number)
     except NotFound:
         raise HttpError(404, "QUEUE_NOT_FOUND") from None
-    if topic_id not in (None, part.id):
+    if topic_id not in (None, queue_topic.id):
         raise HttpError(
-            404, f"TOPIC_MADE_ANEW: topic {name} is number {part.id} now, not {topic_id}"
+            404, f"TOPIC_MADE_ANEW: topic {name} is number {queue_topic.id} now, not {topic_id}"
         )
-    return part
+    return queue_topic
 
 
 def _named(view: LogView, names: Iterable[str]) -> Iterator[TopicView]:
@@ -393,28 +393,28 @@ def _rows(queue: StoredQueue, start: int, end: int, max_count: int) -> Rows:
     if start >= end or not max_count:
         return np.empty(0, ENTRY)
     first = index.find(start)
-    found = index.array(first, min(index.find(end - 1) + 1, first + max_count))
-    return found[found["first_offset"] < end]
+    rows = index.array(first, min(index.find(end - 1) + 1, first + max_count))
+    return rows[rows["first_offset"] < end]
 
 
-def _places(body: bytes) -> list[tuple[tuple[str, int, int], int, int]]:
+def _ranges(body: bytes) -> list[tuple[tuple[str, int, int], int, int]]:
     """Return the ranges that a request names. Raises HttpError."""
     try:
-        places = json.loads(body)
-        wanted = [
+        rows = json.loads(body)
+        ranges = [
             ((str(topic), int(queue), int(topic_id)), int(start), int(end))
-            for topic, queue, topic_id, start, end in places
+            for topic, queue, topic_id, start, end in rows
         ]
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise HttpError(
             400, "INVALID_BODY: it must be a JSON list of [topic, queue, topic_id, start, end]"
         ) from None
-    if len(wanted) > MAX_PLACES:
-        raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MAX_PLACES} at most")
-    numbers = [(*place[1:], start, end) for place, start, end in wanted]
-    if any(min(each) < 0 or max(each) >= 1 << 63 for each in numbers):
+    if len(ranges) > MAX_RANGES:
+        raise HttpError(400, f"TOO_MANY_PLACES: {len(ranges)}, and {MAX_RANGES} at most")
+    numbers = [(*target[1:], start, end) for target, start, end in ranges]
+    if any(min(row) < 0 or max(row) >= 1 << 63 for row in numbers):
         raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
-    return wanted
+    return ranges
 
 
 class CopiedState(NamedTuple):

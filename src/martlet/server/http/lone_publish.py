@@ -49,7 +49,7 @@ class LoneRequest(NamedTuple):
 def _parse_head(head: bytes) -> tuple[str, int] | None:
     """Return the topic and the size of the body; None for a head that aiohttp has to read."""
     first, *lines = head.split(b"\r\n")
-    asked = _REQUEST_LINE.fullmatch(first)
+    request_line = _REQUEST_LINE.fullmatch(first)
     fields: dict[bytes, bytes] = {}
     for line in lines:
         header = _HEADER.fullmatch(line)
@@ -58,9 +58,9 @@ def _parse_head(head: bytes) -> tuple[str, int] | None:
         fields[name] = header[2].strip()
     length = fields.get(b"content-length", b"")
     stays = fields.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-    if asked is None or b"host" not in fields or not stays or not _LENGTH.fullmatch(length):
+    if request_line is None or b"host" not in fields or not stays or not _LENGTH.fullmatch(length):
         return None
-    return asked[1].decode(), int(length)
+    return request_line[1].decode(), int(length)
 
 
 def parse(data: bytes) -> LoneRequest | None:
@@ -68,7 +68,7 @@ def parse(data: bytes) -> LoneRequest | None:
     if not data.startswith(BEGINNING):
         return None
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
-    found = _parse_head(data[:end]) if end > 0 else None
-    if found is None or len(data) - end - 4 != found[1]:
+    head = _parse_head(data[:end]) if end > 0 else None
+    if head is None or len(data) - end - 4 != head[1]:
         return None
-    return LoneRequest(found[0], data[end + 4 :])
+    return LoneRequest(head[0], data[end + 4 :])

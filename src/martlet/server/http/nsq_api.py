@@ -25,7 +25,7 @@ from martlet.properties.model import NORMAL_PRIORITY, Properties
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import TimeSlice
 from martlet.server.group_commit import GroupCommit
-from martlet.server.http.publish_headers import asked_properties, asked_time_ns
+from martlet.server.http.publish_headers import delivery_time_in, properties_in
 from martlet.server.http.request import HttpError, PublishEndpoint, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.lookup_peer import LookupPeers
@@ -174,7 +174,7 @@ class NsqApi:
         body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
-        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
+        properties, at_ns = properties_in(request), self._delivery_time_ns(request)
         topic = self._topic_to_fill(request).next_queue()
         deliver_at_ns = 0
         if "defer" in request.query:
@@ -205,12 +205,12 @@ class NsqApi:
         options = self._settings.options
         if request.content_length > options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
-        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
+        properties, at_ns = properties_in(request), self._delivery_time_ns(request)
         topic = self._topic_to_fill(request)
-        wanted = request.query.get("binary", "false")
-        binary = _BOOLEANS.get(wanted, True)
-        if wanted not in _BOOLEANS:
-            log.warning("deprecated value '%s' used for /mpub binary param", wanted)
+        value = request.query.get("binary", "false")
+        binary = _BOOLEANS.get(value, True)
+        if value not in _BOOLEANS:
+            log.warning("deprecated value '%s' used for /mpub binary param", value)
         body = await request.read(options.max_body_size, "BODY_TOO_BIG")
         if binary:
             bodies = split_binary(body, options.max_msg_size, options.max_body_size)
@@ -280,8 +280,8 @@ class NsqApi:
             "id": message_id,
         }
 
-    def _asked_time_ns(self, request: Request) -> int | None:
-        return asked_time_ns(request, self._broker.wall(), self._settings.options.max_delay_ns)
+    def _delivery_time_ns(self, request: Request) -> int | None:
+        return delivery_time_in(request, self._broker.wall(), self._settings.options.max_delay_ns)
 
     def _topic_to_fill(self, request: Request, refused: str = "PUB_FAILED") -> Topic:
         """Return the named topic; create it if missing, and give this code if it is refused."""
@@ -360,7 +360,7 @@ class NsqApi:
         if request.query.get("undo") != "true" or is_group:
             return None
         return {
-            "queues": [each._asdict() for each in emptied],
+            "queues": [queue._asdict() for queue in emptied],
             "depth": count,
             "kept_until_ns": topic.queue.emptied_until_ns,
         }

@@ -31,7 +31,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
-def asked_properties(request: Request) -> Properties:
+def properties_in(request: Request) -> Properties:
     """Return the properties that a request gives its message, valid for packing.
 
     Raises:
@@ -71,7 +71,7 @@ def asked_properties(request: Request) -> Properties:
     return properties
 
 
-def asked_time_ns(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
+def delivery_time_in(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
     """Return the requested delivery time: 0 for now, None without a header.
 
     Raises:

@@ -165,7 +165,7 @@ class Request:
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return None
         certificate = transport.get_extra_info("peercert") or {}
-        names = [pair for part in certificate.get("subject", ()) for pair in part]
+        names = [pair for attributes in certificate.get("subject", ()) for pair in attributes]
         return next((str(value) for name, value in names if name == "commonName"), "")
 
     @property
@@ -192,8 +192,8 @@ class Request:
             return False
         host = host_of(request.host)
         # A name without a dot is this network's. In TLS a browser has checked the name.
-        is_known = is_address(host) or "." not in host or host in self._own_hosts
-        return not is_known and transport.get_extra_info("sslcontext") is None
+        is_own = is_address(host) or "." not in host or host in self._own_hosts
+        return not is_own and transport.get_extra_info("sslcontext") is None
 
     @property
     def is_gone(self) -> bool:
@@ -394,16 +394,16 @@ def parse_query(text: str) -> Mapping[str, str]:
     return MappingProxyType(arguments)
 
 
-def _fault(text: str) -> str:
+def _fault(query: str) -> str:
     """Return the first fault that Go finds; empty for none."""
-    if ";" in text or BAD_ESCAPE.search(text):
-        for piece in text.split("&"):
+    if ";" in query or BAD_ESCAPE.search(query):
+        for piece in query.split("&"):
             if ";" in piece:
                 return "invalid semicolon separator in query"
-            for part in piece.partition("="):
-                bad = BAD_ESCAPE.search(part)
+            for text in piece.partition("="):
+                bad = BAD_ESCAPE.search(text)
                 if bad:
-                    escape = part[bad.start() : bad.start() + 3]
+                    escape = text[bad.start() : bad.start() + 3]
                     return f"invalid URL escape {quoted(escape.encode(errors='surrogateescape'))}"
     return ""
 

@@ -92,8 +92,8 @@ class _Protocol(HttpConnection):
     def data_received(self, data: bytes) -> None:
         """Answer a request of the fast path; hand all others to aiohttp."""
         if self.publish_lone is not None and not (self._force_close or self._close):
-            asked = lone_publish.parse(data)
-            if asked is not None and self._answer_lone(asked, self.publish_lone):
+            request = lone_publish.parse(data)
+            if request is not None and self._answer_lone(request, self.publish_lone):
                 self.has_head()
                 return
             self.publish_lone = None
@@ -101,11 +101,11 @@ class _Protocol(HttpConnection):
         super().data_received(data)
 
     def _answer_lone(
-        self, asked: lone_publish.LoneRequest, publish: Callable[[str, bytes], bool]
+        self, request: lone_publish.LoneRequest, publish: Callable[[str, bytes], bool]
     ) -> bool:
         transport = self.transport
         # A client that does not read its answers is held up by aiohttp.
-        if transport is None or transport.get_write_buffer_size() or not publish(*asked):
+        if transport is None or transport.get_write_buffer_size() or not publish(*request):
             return False
         transport.write(_OK.data())
         # Or aiohttp would close the connection as one that is idle.
@@ -184,7 +184,7 @@ class HttpServer:
         """
         self._routes = routes
         if ends_requests:
-            await asyncio.gather(*(each.shutdown(_STOP_S) for each in self._busy))
+            await asyncio.gather(*(connection.shutdown(_STOP_S) for connection in self._busy))
 
     async def stop(self) -> None:
         """Stop accepting, and close open connections after a moment."""
@@ -228,12 +228,12 @@ class HttpServer:
             response.headers.popall("X-NSQ-Content-Type", None)
         is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
         # The admin page looks every few seconds. Other reads are logged as nsqd does.
-        is_look = (
+        is_poll = (
             request.method in SAFE_METHODS
             and (response.status < 400 or response.status == 404)
             and request.headers("User-Agent") == [ADMIN_AGENT]
         )
-        level = logging.DEBUG if is_look else logging.INFO
+        level = logging.DEBUG if is_poll else logging.INFO
         if is_logged and log.isEnabledFor(level):
             elapsed = format_duration(time.perf_counter_ns() - started)
             log.log(
@@ -293,9 +293,9 @@ class HttpServer:
         in it unchanged.
         """
         clean = posixpath.normpath(path).replace("//", "/")
-        for known in (clean.lower(), f"{clean.lower()}/"):
-            if known in self._routes:
-                return known
+        for route in (clean.lower(), f"{clean.lower()}/"):
+            if route in self._routes:
+                return route
         folder, _, name = clean.rpartition("/")
         return f"{folder.lower()}/{name}"
 

@@ -26,10 +26,10 @@ from martlet.options import BrokerOptions
 from martlet.server.group_commit import GroupCommit
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import respond
-from martlet.server.http.v1.asked import (
+from martlet.server.http.v1.arguments import (
     json_fields,
+    only_arguments,
     refusal,
-    require_known,
     require_media_type,
     seconds,
     valid_names,
@@ -44,7 +44,7 @@ from martlet.server.http.v1.leases import (
     Leases,
     ReceiveRefused,
     ReceivingClient,
-    place_of,
+    queue_and_offset,
     shown,
 )
 from martlet.server.http.v1.messages import JSON, MessagePublisher
@@ -103,7 +103,7 @@ class HttpApi:
     async def publish(self, request: Request) -> object:
         """Publish one message as JSON, or many as NDJSON."""
         (topic,) = valid_names(request)
-        require_known(request, ("wait",))
+        only_arguments(request, ("wait",))
         await self._guard.may_publish(request, topic)
         return await self._publisher.publish(request, topic)
 
@@ -112,7 +112,7 @@ class HttpApi:
     async def receive(self, request: Request) -> object:
         """Receive messages of a channel, or wait for some; each has a receipt."""
         topic, name = valid_names(request)
-        require_known(request, ("max", "wait", "visibility"))
+        only_arguments(request, ("max", "wait", "visibility"))
         max_count = whole_number(request, "max", 1, (1, MAX_RECEIVED))
         wait_s = seconds(request.query.get("wait", "0"), "wait", (0, MAX_WAIT_S))
         visibility_s = self._options.msg_timeout_ns / SECOND_NS
@@ -175,8 +175,8 @@ class HttpApi:
 
     def _shown(self, client: ReceivingClient, message: LeasedMessage) -> dict[str, object]:
         channel = client.channel
-        place = place_of(channel, channel.queue.offset_of(message.message_id))
-        return shown(message, place, self._leases.receipt(client, message))
+        position = queue_and_offset(channel, channel.queue.offset_of(message.message_id))
+        return shown(message, position, self._leases.receipt(client, message))
 
     def _visibility_s(self, value: object) -> float:
         greatest_s = self._options.max_msg_timeout_ns / SECOND_NS
@@ -187,10 +187,10 @@ class HttpApi:
 
     async def finish(self, request: Request) -> object:
         """Finish messages by their receipts."""
-        channel, receipts, _ = await self._asked(request)
+        channel, receipts, _ = await self._read_receipts(request)
 
-        def finish(client: ReceivingClient, place: int) -> None:
-            client.channel.finish(client.consumer, place)
+        def finish(client: ReceivingClient, position: int) -> None:
+            client.channel.finish(client.consumer, position)
 
         return await self._done(
             channel,
@@ -200,14 +200,14 @@ class HttpApi:
 
     async def requeue(self, request: Request) -> object:
         """Have messages delivered again, after a `delay`: they have failed."""
-        channel, receipts, fields = await self._asked(request, "delay", "error")
+        channel, receipts, fields = await self._read_receipts(request, "delay", "error")
         greatest_s = self._options.max_req_timeout_ns / SECOND_NS
         delay_s = seconds(fields.get("delay", 0), "delay", (0, greatest_s), "--max-req-timeout")
         delay_ns = round(delay_s * SECOND_NS)
         error = _error(fields)
 
-        def requeue(client: ReceivingClient, place: int) -> None:
-            client.channel.requeue(client.consumer, place, delay_ns, error, Cause.REQUEUED)
+        def requeue(client: ReceivingClient, position: int) -> None:
+            client.channel.requeue(client.consumer, position, delay_ns, error, Cause.REQUEUED)
 
         return await self._done(
             channel,
@@ -217,11 +217,11 @@ class HttpApi:
 
     async def touch(self, request: Request) -> object:
         """Begin the leases of messages again, with the same or another `visibility`."""
-        channel, receipts, fields = await self._asked(request, "visibility")
+        channel, receipts, fields = await self._read_receipts(request, "visibility")
         visibility_s = self._visibility_s(fields["visibility"]) if "visibility" in fields else 0.0
 
-        def touch(client: ReceivingClient, place: int) -> int:
-            return self._leases.touch(client, place, visibility_s)
+        def touch(client: ReceivingClient, position: int) -> int:
+            return self._leases.touch(client, position, visibility_s)
 
         return await self._done(
             channel,
@@ -232,17 +232,17 @@ class HttpApi:
 
     async def reject(self, request: Request) -> object:
         """Move messages to the channel's dead-letter topic."""
-        channel, receipts, fields = await self._asked(request, "error")
+        channel, receipts, fields = await self._read_receipts(request, "error")
         error = _error(fields)
 
-        def reject(client: ReceivingClient, place: int) -> None:
-            client.channel.reject(client.consumer, place, DeadLetterReason.REJECTED, error)
+        def reject(client: ReceivingClient, position: int) -> None:
+            client.channel.reject(client.consumer, position, DeadLetterReason.REJECTED, error)
 
         return await self._done(
             channel, receipts, lambda receipt: self._leases.acknowledge(channel, receipt, reject)
         )
 
-    async def _asked(
+    async def _read_receipts(
         self, request: Request, *optional: str
     ) -> tuple[Channel | PartitionedChannel, list[object], Mapping[str, object]]:
         """Return the channel of a request that acknowledges, its receipts and all its fields.
@@ -250,7 +250,7 @@ class HttpApi:
         Raises HttpError.
         """
         topic, channel = valid_names(request)
-        require_known(request, ())
+        only_arguments(request, ())
         require_media_type(request, JSON)
         await self._guard.may_consume(request, topic, channel)
         too_big = f"BODY_TOO_BIG: a request that acknowledges has at most {MAX_BODY_BYTES} bytes"
@@ -268,10 +268,10 @@ class HttpApi:
             if isinstance(fields.get(name), str):
                 raise HttpError(400, f"BAD_ARGUMENT: {name!r} must be a number, not text")
         try:
-            found = self._broker.find_topic(topic).find_channel(channel).all_queues
+            all_queues = self._broker.find_topic(topic).find_channel(channel).all_queues
         except NotFound as error:
             raise HttpError(404, f"NOT_FOUND: {error}") from None
-        return found, receipts, fields
+        return all_queues, receipts, fields
 
     async def _done(
         self,

@@ -16,9 +16,9 @@ from martlet.server.nsq.authorizer import AuthServers, AuthServerSilent
 from martlet.text import SECOND_NS
 
 HEADER = "X-Martlet-Auth"
-MAX_KNOWN = 1000
+MAX_ANSWERS = 1000
 """The maximum number of answers that are kept."""
-_Asker = tuple[str, str, str | None]
+_Credentials = tuple[str, str, str | None]
 """A client's secret, address and certificate's name."""
 
 
@@ -32,7 +32,7 @@ class HttpGuard:
     def __init__(self, servers: AuthServers | None, log: logging.Logger) -> None:
         self._servers = servers
         self._log = log
-        self._known: OrderedDict[_Asker, tuple[Authorizations, int]] = OrderedDict()
+        self._answers: OrderedDict[_Credentials, tuple[Authorizations, int]] = OrderedDict()
         """Answers, and when each ends."""
 
     async def may_publish(self, request: Request, topic: str) -> None:
@@ -41,17 +41,17 @@ class HttpGuard:
         Raises:
             HttpError: 401 or 403: it may not.
         """
-        given = await self._given(request)
-        if given is not None and not given.may_publish(topic):
+        granted = await self._authorizations(request)
+        if granted is not None and not granted.may_publish(topic):
             raise _unauthorized(f"publish to topic {topic!r}")
 
     async def may_consume(self, request: Request, topic: str, channel: str) -> None:
         """Check that a client may receive from a channel. Raises HttpError, as `may_publish`."""
-        given = await self._given(request)
-        if given is not None and not given.may_consume(topic, channel):
+        granted = await self._authorizations(request)
+        if granted is not None and not granted.may_consume(topic, channel):
             raise _unauthorized(f"receive from channel {channel!r} of topic {topic!r}")
 
-    async def _given(self, request: Request) -> Authorizations | None:
+    async def _authorizations(self, request: Request) -> Authorizations | None:
         """Return what a client may do; None if everything. Raises HttpError."""
         if self._servers is None:
             return None
@@ -62,16 +62,18 @@ class HttpGuard:
                 "AUTH_REQUIRED: the broker has --auth-http-address: send your secret as the header"
                 f" {HEADER}",
             )
-        return await self._asked(self._servers, request, secrets[0])
+        return await self._cached_or_asked(self._servers, request, secrets[0])
 
-    async def _asked(self, servers: AuthServers, request: Request, secret: str) -> Authorizations:
-        asker = secret, request.client_host, request.common_name
-        known = self._known.get(asker)
-        if known is not None and elapsed_ns() <= known[1]:
-            return known[0]
-        asked_ns = elapsed_ns()
+    async def _cached_or_asked(
+        self, servers: AuthServers, request: Request, secret: str
+    ) -> Authorizations:
+        credentials = secret, request.client_host, request.common_name
+        cached = self._answers.get(credentials)
+        if cached is not None and elapsed_ns() <= cached[1]:
+            return cached[0]
+        began_ns = elapsed_ns()
         try:
-            given = await servers.ask(asker[1], asker[2], secret.encode())
+            answer = await servers.ask(credentials[1], credentials[2], secret.encode())
         except AuthServerSilent as error:
             self._log.warning("HTTP: [%s] AUTH failed %s", request.remote_address, error)
             raise HttpError(
@@ -79,10 +81,10 @@ class HttpGuard:
                 "AUTH_FAILED: the auth server refuses the secret, or did not answer: see the"
                 " broker's log",
             ) from None
-        self._known[asker] = given, asked_ns + given.ttl_s * SECOND_NS
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        return given
+        self._answers[credentials] = answer, began_ns + answer.ttl_s * SECOND_NS
+        if len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+        return answer
 
 
 def _unauthorized(what: str) -> HttpError:

@@ -374,7 +374,7 @@ class Leases:
         """
         client.consumer.progress.takes_no_more = True  # So that none of them fails.
         taken, surplus = client.take()
-        ids = [each.message_id for each in (*messages, *taken)] + surplus
+        ids = [message.message_id for message in (*messages, *taken)] + surplus
         if not client.is_closed:
             give_back(client, ids, is_started=sent)
         self.release(client)
@@ -418,12 +418,12 @@ class Leases:
         receipt = LeaseReceipt.parse(text if isinstance(text, str) else "")
         if receipt.channel != channel.id:
             raise NotInFlight("it is the receipt of another channel")
-        place = channel.queue.offset_of(receipt.message_id)
+        position = channel.queue.offset_of(receipt.message_id)
         is_of_now = receipt.epoch == self._broker.epoch
         client = self._clients.get(receipt.lease) if is_of_now else None
         if client is not None and client.channel.id == channel.id and client.consumer is not None:
             try:
-                done = act(client, place)
+                done = act(client, position)
             except NotInFlight:
                 if not finishes:
                     raise NotInFlight("its lease has ended, or it is finished already") from None
@@ -433,46 +433,46 @@ class Leases:
                 return done
         if not finishes:
             raise NotInFlight("its lease has ended; it is or will be delivered again")
-        self._check_stored(channel, place, receipt)
-        channel.finish_ended(place, receipt.attempts)
+        self._check_stored(channel, position, receipt)
+        channel.finish_ended(position, receipt.attempts)
         return None
 
     def _check_stored(
-        self, channel: Channel | PartitionedChannel, place: int, receipt: LeaseReceipt
+        self, channel: Channel | PartitionedChannel, position: int, receipt: LeaseReceipt
     ) -> None:
         """Check that a message is the one of a receipt. Raises NotInFlight."""
-        number, offset = place_of(channel, place)
-        part = channel.at_queues[number] if number < len(channel.at_queues) else None
-        if part is None or not offset < part.source.limit:
+        number, offset = queue_and_offset(channel, position)
+        queue_channel = channel.at_queues[number] if number < len(channel.at_queues) else None
+        if queue_channel is None or not offset < queue_channel.source.limit:
             raise NotInFlight("there is no such message")
-        frame = part.cursor.frame(offset, 1)
+        frame = queue_channel.cursor.frame(offset, 1)
         if frame is None:
             raise NotInFlight("it is not stored any more")
         if _MESSAGE.unpack_from(frame)[0] != receipt.stored_at_ns:
             raise NotInFlight("a failover cut the message off, and another one has its id")
 
-    def touch(self, client: ReceivingClient, place: int, visibility_s: float) -> int:
+    def touch(self, client: ReceivingClient, position: int, visibility_s: float) -> int:
         """Restart the lease of a message. Returns when it ends, in milliseconds since 1970."""
         timeout_ns = round(visibility_s * SECOND_NS)
-        ends_at_ns: int = client.channel.touch(client.consumer, place, timeout_ns)
+        ends_at_ns: int = client.channel.touch(client.consumer, position, timeout_ns)
         left_s = (ends_at_ns - self._broker.clock()) / SECOND_NS
         client.ends_at_s = max(client.ends_at_s, self._loop.time() + left_s)
         return (self._broker.wall() + round(left_s * SECOND_NS)) // MILLISECOND_NS
 
 
-def place_of(channel: Channel | PartitionedChannel, place: int) -> tuple[int, int]:
+def queue_and_offset(channel: Channel | PartitionedChannel, position: int) -> tuple[int, int]:
     """Return the queue and the offset of a place: an id minus that of queue 0."""
     if len(channel.at_queues) == 1:
-        return 0, place
-    return place >> OFFSET_BITS, place & OFFSET_MASK
+        return 0, position
+    return position >> OFFSET_BITS, position & OFFSET_MASK
 
 
 def give_back(client: ReceivingClient, ids: Sequence[bytes], *, is_started: bool) -> None:
     """Give messages of a client to others, without a failure."""
     queue = client.channel.queue
-    places = [queue.offset_of(message_id) for message_id in ids]
-    if places:
-        client.channel.give_back(client.consumer, places, is_started=is_started)
+    positions = [queue.offset_of(message_id) for message_id in ids]
+    if positions:
+        client.channel.give_back(client.consumer, positions, is_started=is_started)
 
 
 def _set_ready(client: ReceivingClient, max_count: int) -> None:
@@ -480,7 +480,7 @@ def _set_ready(client: ReceivingClient, max_count: int) -> None:
 
 
 def shown(
-    message: LeasedMessage, place: tuple[int, int], receipt: LeaseReceipt
+    message: LeasedMessage, target: tuple[int, int], receipt: LeaseReceipt
 ) -> dict[str, object]:
     """Return a message as JSON fields."""
     fields: dict[str, object] = {
@@ -488,8 +488,8 @@ def shown(
         "receipt": str(receipt),
         "attempts": message.attempts,
         "timestamp_ms": message.stored_at_ns // MILLISECOND_NS,
-        "queue": place[0],
-        "offset": place[1],
+        "queue": target[0],
+        "offset": target[1],
     }
     try:
         fields["body"] = message.body.decode()

@@ -37,7 +37,7 @@ from martlet.properties.model import (
 from martlet.server.delivery_time import LATEST_MS, deliver_at_ns
 from martlet.server.group_commit import GroupCommit
 from martlet.server.http.request import HttpError, Request
-from martlet.server.http.v1.asked import flag, json_fields, refusal, require_media_type
+from martlet.server.http.v1.arguments import flag, json_fields, refusal, require_media_type
 from martlet.server.nsq.publish import queue_of, topic_to_fill
 from martlet.server.observability.replication import Replication
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -99,7 +99,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 _TARGET = ("order_key", "priority", "queue")
 
 
-class AskedMessage(NamedTuple):
+class MessageToPublish(NamedTuple):
     """A message to publish, checked."""
 
     body: bytes
@@ -123,8 +123,8 @@ class StoredRun:
     """How many there are."""
     receipt: Receipt
 
-    def places(self) -> Iterator[dict[str, object]]:
-        """Yield the place of each message."""
+    def stored_at(self) -> Iterator[dict[str, object]]:
+        """Yield the queue, offset and id of each message."""
         for number in range(self.count):
             yield {
                 "queue": self.queue,
@@ -170,19 +170,19 @@ class MessagePublisher:
         # Receipts of this tick's batches know their errors once those are committed.
         errors = [run.receipt.error for run in runs if run.receipt.error is not None]
         failed = next(iter(errors), refused)
-        places = [
-            place if run.receipt.error is None else None for run in runs for place in run.places()
+        stored = [
+            row if run.receipt.error is None else None for run in runs for row in run.stored_at()
         ]
-        places += [None] * (len(messages) - len(places))
+        stored += [None] * (len(messages) - len(stored))
         if failed is not None:
-            raise HttpError(503, f"REFUSED: {failed}", {"messages": places})
+            raise HttpError(503, f"REFUSED: {failed}", {"messages": stored})
         if kind == JSON:
-            return {"status": status, **places[0], "count": 1}  # type: ignore[dict-item]
-        return {"status": status, "count": len(messages), "messages": places}
+            return {"status": status, **stored[0], "count": 1}  # type: ignore[dict-item]
+        return {"status": status, "count": len(messages), "messages": stored}
 
     # reading
 
-    def _lines(self, data: bytes) -> Iterable[AskedMessage]:
+    def _lines(self, data: bytes) -> Iterable[MessageToPublish]:
         lines = [line for line in data.split(b"\n") if line.strip()]
         if not lines:
             raise HttpError(400, "NO_MESSAGES: the body has no line with a message")
@@ -195,7 +195,7 @@ class MessagePublisher:
         for number, line in enumerate(lines, 1):
             yield self._message(line, f"message {number}")
 
-    def _message(self, data: bytes, what: str) -> AskedMessage:
+    def _message(self, data: bytes, what: str) -> MessageToPublish:
         """Read a message. Raises HttpError."""
         arguments = CallArguments(json_fields(data, what))
         try:
@@ -215,7 +215,7 @@ class MessagePublisher:
                 f"MSG_TOO_BIG: the body of {what} has {len(body)} bytes, the limit is {max_bytes}"
                 " (--max-msg-size)",
             )
-        return AskedMessage(body, entry, target, at_ns)
+        return MessageToPublish(body, entry, target, at_ns)
 
     def _time_ns(self, arguments: CallArguments) -> int:
         now_ns, max_ns = self._broker.wall(), self._options.max_delay_ns
@@ -237,7 +237,7 @@ class MessagePublisher:
     # storing
 
     def _stage(
-        self, name: str, messages: list[AskedMessage]
+        self, name: str, messages: list[MessageToPublish]
     ) -> tuple[list[StoredRun], Exception | None]:
         """Stage messages, those for one queue and time that follow each other together.
 
@@ -246,9 +246,9 @@ class MessagePublisher:
         broker = self._broker
         runs: list[StoredRun] = []
         try:
-            topic = topic_to_fill(broker, name, *(each.target for each in messages))
+            topic = topic_to_fill(broker, name, *(message.target for message in messages))
             # Each queue is found before any message is stored: one may not exist.
-            queues = [queue_of(broker, topic, each.target) for each in messages]
+            queues = [queue_of(broker, topic, message.target) for message in messages]
         except (CallError, NotFound, QueuesRefused) as error:
             raise HttpError(400, f"NO_QUEUE: {error}") from None
         except LimitReached as error:
@@ -264,16 +264,18 @@ class MessagePublisher:
                 return runs, error
         return runs, None
 
-    def _stage_run(self, target: Topic, messages: list[AskedMessage], at_ns: int) -> StoredRun:
+    def _stage_run(self, target: Topic, messages: list[MessageToPublish], at_ns: int) -> StoredRun:
         delays = self._broker.delays
-        part = delays.bucket(target, at_ns, len(messages)) if at_ns else target
-        offset = part.next_offset
-        entries = [(number, each.entry) for number, each in enumerate(messages) if each.entry]
-        receipt = part.stage([each.body for each in messages], at_ns, entries)
+        queue = delays.bucket(target, at_ns, len(messages)) if at_ns else target
+        offset = queue.next_offset
+        entries = [
+            (number, message.entry) for number, message in enumerate(messages) if message.entry
+        ]
+        receipt = queue.stage([message.body for message in messages], at_ns, entries)
         return StoredRun(
             target.number,
             None if at_ns else offset,
-            int(part.queue.message_id(offset), 16),
+            int(queue.queue.message_id(offset), 16),
             len(messages),
             receipt,
         )
@@ -304,12 +306,12 @@ class MessagePublisher:
 
 def _body(arguments: CallArguments) -> bytes:
     """Return the body of a message. Raises CallError."""
-    given = [name for name in ("body", "body_base64") if name in arguments]
-    if len(given) != 1:
+    names = [name for name in ("body", "body_base64") if name in arguments]
+    if len(names) != 1:
         raise CallError("BAD_ARGUMENT", "give the body as 'body', text, or as 'body_base64'")
-    text = arguments.text(given[0], max_value=None)
+    text = arguments.text(names[0], max_value=None)
     try:
-        body = text.encode() if given[0] == "body" else a2b_base64(text, strict_mode=True)
+        body = text.encode() if names[0] == "body" else a2b_base64(text, strict_mode=True)
     except (BadBase64, ValueError) as error:
         raise CallError("BAD_ARGUMENT", f"'body_base64' is no base64: {error}") from None
     if not body:
@@ -323,7 +325,7 @@ def _properties(arguments: CallArguments) -> Properties:
     headers = arguments.mapping("headers") if "headers" in arguments else {}
     for what, some in (("keys", keys), ("headers", headers.values())):
         # Half a pair of surrogates, which JSON can hold, is no text either.
-        if not all(isinstance(each, str) and _is_text(each) for each in some):
+        if not all(isinstance(text, str) and _is_text(text) for text in some):
             raise CallError("BAD_ARGUMENT", f"{what!r} must have texts only")
     return Properties(
         arguments.text("tag", ""),

@@ -256,8 +256,8 @@ def document() -> dict[str, Any]:
         },
         "components": {"securitySchemes": {"secret": _security()}},
         "paths": {
-            re.sub(r":(\w+)", r"{\1}", path): {each.method.lower(): _described(path, each)}
-            for path, each in OPERATIONS.items()
+            re.sub(r":(\w+)", r"{\1}", path): {op.method.lower(): _described(path, op)}
+            for path, op in OPERATIONS.items()
         },
     }
 

@@ -138,7 +138,7 @@ async def test_answers_of_auth_servers_are_kept_up_to_a_number(
 ) -> None:
     from martlet.protocol.nsq.authorization import read_answer
 
-    monkeypatch.setattr(guard, "MAX_KNOWN", 2)
+    monkeypatch.setattr(guard, "MAX_ANSWERS", 2)
     rule = {"topic": ".*", "channels": [".*"], "permissions": ["publish"]}
     asked: list[bytes] = []
 

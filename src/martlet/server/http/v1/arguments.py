@@ -25,7 +25,7 @@ def valid_names(request: Request) -> list[str]:
     return names
 
 
-def require_known(request: Request, names: Collection[str]) -> None:
+def only_arguments(request: Request, names: Collection[str]) -> None:
     """Refuse other arguments in the query, which would have no effect. Raises HttpError."""
     unknown = sorted(set(request.query) - set(names))
     if unknown:
@@ -92,14 +92,14 @@ def media_type(request: Request) -> str:
 
 def require_media_type(request: Request, *types: str) -> str:
     """Return the type of a request's body, which must be one of some. Raises HttpError."""
-    found = media_type(request)
-    if found not in types:
+    kind = media_type(request)
+    if kind not in types:
         raise HttpError(
             415,
             f"MEDIA_TYPE: the body must be {' or '.join(types)}, not"
-            f" {found[:_MAX_SHOWN] or 'of unknown type'!r}: send the header Content-Type",
+            f" {kind[:_MAX_SHOWN] or 'of unknown type'!r}: send the header Content-Type",
         )
-    return found
+    return kind
 
 
 def json_fields(data: bytes, what: str) -> dict[str, object]:
