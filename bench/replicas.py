@@ -106,7 +106,7 @@ class Running:
     async def _is_ready(self) -> bool:
         if self.standby_count:
             store = SqliteStore(self.folder / "replicas.db", "martlet")
-            found = (await store.look()).replica_set
+            found = (await store.read()).replica_set
             await store.close()
             if found is None or len(found.in_sync) <= self.standby_count:
                 return False
@@ -138,7 +138,7 @@ class Running:
     async def _until_out(self) -> None:
         """Wait until the primary has taken a standby out of sync."""
         store = SqliteStore(self.folder / "replicas.db", "martlet")
-        while (found := (await store.look()).replica_set) is not None:
+        while (found := (await store.read()).replica_set) is not None:
             if len(found.in_sync) <= self.standby_count:
                 break
             await asyncio.sleep(0.05)  # The store tells nobody.

@@ -122,16 +122,16 @@ class ReplicaDrill(Drill):
     def see(self) -> Seen:
         """Read the document. Raises OSError."""
 
-        async def look() -> Seen:
+        async def read() -> Seen:
             store = open_store(self._store_address, "martlet")
             try:
-                return await store.look()
+                return await store.read()
             except StoreUnreachable as error:
                 raise OSError(str(error)) from error
             finally:
                 await store.close()
 
-        return asyncio.run(look())
+        return asyncio.run(read())
 
     def host_of(self, name: str) -> Host:
         """Return a host by its name, or the one that is primary."""

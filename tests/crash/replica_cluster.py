@@ -55,7 +55,7 @@ class Cluster:
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
-                    await self.store.look()
+                    await self.store.read()
                     break
                 except StoreUnreachable:
                     await asyncio.sleep(0.05)  # It starts, and calls nobody.
@@ -110,7 +110,7 @@ class Cluster:
 
     async def primary(self) -> str | None:
         """The name of the primary, whoever is that now."""
-        found = (await self.store.look()).replica_set
+        found = (await self.store.read()).replica_set
         return found.primary if found is not None else None
 
     async def another_primary(self, before: str) -> None:
@@ -133,7 +133,7 @@ class Cluster:
         """Wait until so many replicas are in sync."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                found = (await self.store.look()).replica_set
+                found = (await self.store.read()).replica_set
                 assert found is not None
                 if len(found.in_sync) == count and found.primary is not None:
                     return found
@@ -143,7 +143,7 @@ class Cluster:
         """Wait until all replicas say that they have the same log, up to some bytes."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                seen = await self.store.look()
+                seen = await self.store.read()
                 assert seen.replica_set is not None
                 epochs = {one.epoch for one in seen.presences.values()}
                 ends = [one.end_position for one in seen.presences.values()]

@@ -432,7 +432,7 @@ class Cluster:
         """An operator asks for another primary."""
         known = self.store.replica_set
         if node.name in known.replicas:
-            self.store.change(known.asked_to_hand_over(node.name))
+            self.store.change(known.with_hand_over(node.name))
 
     def _remove(self, node: Node, length_ns: int) -> None:
         """An operator removes a replica, and adds it again after a while."""
@@ -440,7 +440,7 @@ class Cluster:
         if len(known.replicas) < 3 or node.name == known.primary:
             return
         if node.name in known.replicas and node.name not in known.leaving:
-            self.store.change(known.asked_to_remove(node.name))
+            self.store.change(known.with_leaving(node.name))
             self.after(length_ns, lambda: self._end_removal(node, length_ns))
 
     def _end_removal(self, node: Node, length_ns: int) -> None:

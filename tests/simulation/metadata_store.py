@@ -36,7 +36,7 @@ class MetadataStore:
     def _is_lost(self) -> bool:
         return self.is_away or self.cluster.chance(self.cluster.faults.lost_answers)
 
-    def look(self, answer: Callable[[Seen | None], None]) -> None:
+    def read(self, answer: Callable[[Seen | None], None]) -> None:
         """Read the document and the presences; None is answered where that failed."""
 
         def read() -> None:

@@ -21,8 +21,8 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import SegmentedLog
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame
+from martlet.replica.note import ReplicaFailed
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet, Seen
@@ -280,10 +280,10 @@ class Node:
         (peer,) = [each for each in self.cluster.machines if each.address == address]
         connect(self.cluster, self, peer, attempt)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin a look at the document."""
         if self.cluster.is_store_cut(self):
-            self._later(1000 * MILLISECOND_NS, lambda: self.replica.look_failed(self.now_ns))
+            self._later(1000 * MILLISECOND_NS, lambda: self.replica.poll_failed(self.now_ns))
             return
 
         life = self.life
@@ -291,14 +291,14 @@ class Node:
         def answered(seen: Seen | None) -> None:
             def tell() -> None:
                 if seen is None:
-                    self.replica.look_failed(self.now_ns)
+                    self.replica.poll_failed(self.now_ns)
                 else:
-                    self.replica.looked(seen, self.now_ns)
+                    self.replica.polled(seen, self.now_ns)
                 self.end_turn()
 
             self._do(life, tell)
 
-        self.cluster.store.look(answered)
+        self.cluster.store.read(answered)
 
     def swap(self, replica_set: ReplicaSet, version: int) -> None:
         """Begin a swap."""

@@ -109,8 +109,8 @@ def larger_set_counted_only_after_the_swap(patch: pytest.MonkeyPatch) -> None:
 
 
 def unclear_swap_taken_for_failed(patch: pytest.MonkeyPatch) -> None:
-    def failed(self: Primary, asked: ReplicaSet) -> None:
-        if asked is self._wanted:
+    def failed(self: Primary, swapping: ReplicaSet) -> None:
+        if swapping is self._swapping:
             self.swap_state = SwapState.SETTLED
             self.confirmation.end_change(self.confirmation.quorums[0])
 
@@ -147,16 +147,16 @@ def own_log_instead_of_the_greatest(patch: pytest.MonkeyPatch) -> None:
 
 
 def epoch_resumed(patch: pytest.MonkeyPatch) -> None:
-    looked = Replica.looked
+    polled = Replica.polled
 
     def resumes(self: Replica, seen: Any, now_ns: int) -> None:
         found = seen.replica_set
         is_own = found.primary == self.name and found.epoch == self.note.pledged
         if is_own and isinstance(self.role, Standby):
             self.note = replace(self.note, pledged=found.epoch - 1)
-        looked(self, seen, now_ns)
+        polled(self, seen, now_ns)
 
-    patch.setattr(Replica, "looked", resumes)
+    patch.setattr(Replica, "polled", resumes)
     epoch_begun_by_another_process(patch)  # A second fence.
 
 

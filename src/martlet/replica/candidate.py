@@ -46,39 +46,31 @@ class CandidateState(Enum):
 
 @dataclass
 class Candidate:
-    """A candidate.
-
-    Args:
-        name: of this replica.
-        broker: the id of the broker.
-        replica_set, version: the document that names this replica.
-        copy: its log.
-        reopen: closes the log and opens it anew.
-        joined: makes the epochs of the log durable.
-        is_whole: whether this replica may be counted.
-        floor: what it knows as confirmed.
-        since_ns: when it became candidate.
-    """
+    """A candidate."""
 
     name: str
     broker: str
     replica_set: ReplicaSet
+    """The document that names this replica."""
     version: int
     copy: CopiedLog
     reopen: Callable[[], CopiedLog]
+    """Closes the log and opens it anew."""
     joined: Callable[[Sequence[EpochRange]], None]
+    """Makes the epochs of the log durable."""
     is_whole: bool
+    """Whether this replica may be counted."""
     floor: int
+    """Up to here the log is confirmed, as far as this replica knows."""
     since_ns: int
     state: CandidateState = CandidateState.COLLECTING
     answers: dict[str, tuple[Link, ReplicaGreeting]] = field(default_factory=dict)
-    """Those of the other replicas."""
     _best: str = ""
     """The replica whose log counts."""
-    _asked: set[tuple[int, str]] = field(default_factory=set)
-    """The damaged ranges, by start, and who was asked for each."""
-    _asking: str = ""
-    """Who is asked now."""
+    _asked_for: set[tuple[int, str]] = field(default_factory=set)
+    """(start, replica) of each damaged range that a replica was asked for."""
+    _asked_name: str = ""
+    """The replica that is asked now."""
     _pieces: RepairPieces = field(default_factory=RepairPieces)
 
     @property
@@ -104,22 +96,22 @@ class Candidate:
             self._collect_again()
         self.decide()
 
-    def looked(self, found: ReplicaSet, version: int) -> None:
-        """Take in a look at the document of this epoch. Raises as `greeted`."""
+    def polled(self, replica_set: ReplicaSet, version: int) -> None:
+        """Take in the document of this epoch, as just read. Raises as `greeted`."""
         if version <= self.version:
             return
-        self.replica_set, self.version = found, version
+        self.replica_set, self.version = replica_set, version
         for name, (link, hello) in list(self.answers.items()):
-            if name not in found.replicas or found.instance_of(name) != hello.instance:
+            if name not in replica_set.replicas or replica_set.instance_of(name) != hello.instance:
                 link.close()
                 self.disconnected(link)
         self.decide()
 
     def _relies_on(self, name: str) -> bool:
-        """Whether the choice of the log, or its repair, needs what a replica answered.
+        """Whether the choice of the log, or its repair, needs a replica's answer.
 
-        While damaged ranges are asked for, all of them are needed: what one of those that were
-        counted has good may be confirmed.
+        During a repair all are needed: a damaged range may be confirmed, and good at one of those
+        that were counted.
         """
         if self.state is CandidateState.FETCHING:
             return name == self._best
@@ -127,7 +119,7 @@ class Candidate:
 
     def _collect_again(self) -> None:
         self.state = CandidateState.COLLECTING
-        self._asked.clear()
+        self._asked_for.clear()
         self._pieces.forget()
 
     def decide(self) -> None:
@@ -165,10 +157,10 @@ class Candidate:
             CandidateState.COLLECTING,
             CandidateState.REPAIRING,
         ):
-            return  # Of a replica that still sends its log, of which this one has enough.
-        asked = self._asking if self.state is CandidateState.REPAIRING else self._best
-        found = self.answers.get(asked)
-        if found is None or found[0] is not link:
+            return  # That replica still sends its log, and this one has enough of it.
+        name = self._asked_name if self.state is CandidateState.REPAIRING else self._best
+        answer = self.answers.get(name)
+        if answer is None or answer[0] is not link:
             raise FrameRefused(f"{frame.kind.name} of a replica that was not asked")
         if self.state is CandidateState.FETCHING and frame.kind in BRINGS:
             take(self.copy, frame)
@@ -193,24 +185,24 @@ class Candidate:
             self._ask_for_repairs()
 
     def _ask_for_repairs(self) -> None:
-        """Ask the next replica for what is damaged here; without one, the election is over."""
+        """Ask the next replica for a damaged range; the election is over when none is left."""
         self.state = CandidateState.REPAIRING
         for start, end in self.copy.damaged:
             for name, (link, hello) in self.answers.items():
                 has_it = any(
                     base <= start < base + capacity for base, capacity in hello.segments
                 ) and not any(first < end and start < stop for first, stop in hello.damaged)
-                if has_it and (start, name) not in self._asked:
-                    self._asked.add((start, name))
-                    self._asking = name
+                if has_it and (start, name) not in self._asked_for:
+                    self._asked_for.add((start, name))
+                    self._asked_name = name
                     link.send(Frame(FrameKind.REPAIR, self.epoch, start, end))
                     return
         self.state = CandidateState.DONE
 
     def disconnected(self, link: Link) -> None:
         """A connection ended. Raises as `greeted`."""
-        for name, (known, _) in list(self.answers.items()):
-            if known is link:
+        for name, (of_replica, _) in list(self.answers.items()):
+            if of_replica is link:
                 del self.answers[name]
                 if self._relies_on(name):
                     self._collect_again()

@@ -21,11 +21,9 @@ from martlet.replica.replica_set import Quorum
 
 
 class Confirmation:
-    """What is acknowledged, and what is confirmed by that.
+    """How far each replica has acknowledged the log, and how far it is confirmed by that.
 
     Args:
-        quorum: in force at the beginning of the epoch.
-        min_in_sync: nothing is confirmed while fewer replicas are in sync.
         begun_position: behind the epoch's first record.
     """
 
@@ -33,6 +31,7 @@ class Confirmation:
         self.quorums = [quorum]
         """Those in force: one, or the old and the new one."""
         self.min_in_sync = min_in_sync
+        """Nothing is confirmed while fewer replicas are in sync."""
         self.begun_position = begun_position
         self.position = 0
         """The confirmed position; 0 before this epoch has confirmed anything."""
@@ -53,8 +52,8 @@ class Confirmation:
 
     def reached_by(self, quorum: Quorum) -> int:
         """Return the position that a quorum has acknowledged."""
-        found = sorted((self.acknowledged(name) for name in quorum.in_sync), reverse=True)
-        return found[quorum.copies - 1]
+        positions = sorted((self.acknowledged(name) for name in quorum.in_sync), reverse=True)
+        return positions[quorum.copies - 1]
 
     def update(self) -> bool:
         """Raise the confirmed position as far as all quorums in force agree. Returns whether it

@@ -76,21 +76,19 @@ position for HTTP.
 
 
 class Frame(NamedTuple):
-    """A frame; what its positions mean depends on the kind.
-
-    Attributes:
-        position: the first position: of the data, of the segment, behind what is written.
-        second: the second one: confirmed, durable, the end of a range, or the capacity.
-        is_whole: of an ACK: the replica may be counted; of a WELCOME: it lacks nothing that it
-            acknowledged in this epoch.
-    """
+    """A frame; what its positions mean depends on the kind."""
 
     kind: FrameKind
     epoch: int
     position: int = 0
+    """Of the data or the segment, or behind what is written."""
     second: int = 0
+    """The second position: confirmed, durable, the end of a range, or the capacity."""
     body: bytes | memoryview = b""
     is_whole: bool = True
+    """Of an ACK: the replica may be counted. Of a WELCOME: it lacks nothing that it acknowledged in
+    this epoch.
+    """
 
     def pack_header(self) -> bytes:
         """Return the header, which the body follows."""
@@ -128,8 +126,8 @@ class FrameReader:
         """The number of those bytes."""
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Take in bytes in pieces of any length. Returns the frames that are whole, and what is
-        there of a DATA frame; their bodies may be parts of `data`.
+        """Take in the next bytes, of any length. Returns the complete frames, and the pieces of a
+        DATA frame; their bodies may be views of `data`.
 
         Raises FrameRefused; the frames before the bad one are lost with it.
         """
@@ -182,14 +180,14 @@ class FrameReader:
             raise FrameRefused(f"a frame of version {version}, where this replica speaks {VERSION}")
         if length > self.max_body_bytes:
             raise FrameRefused(f"a body of {length} bytes; the maximum is {self.max_body_bytes}")
-        found = crc32c(received[_FENCED_BYTES])
+        computed = crc32c(received[_FENCED_BYTES])
         is_piecewise = kind == FrameKind.DATA and length > 0
         if kind != FrameKind.DATA:
             if len(received) < HEADER.size + length:
                 self._needed = HEADER.size + length
                 return 0
-            found = crc32c(received[HEADER.size : HEADER.size + length], found)
-        if found != checksum:
+            computed = crc32c(received[HEADER.size : HEADER.size + length], computed)
+        if computed != checksum:
             raise FrameRefused(f"a frame of kind {kind} with a wrong checksum")
         try:
             frame = Frame(FrameKind(kind), epoch, position, second, is_whole=bool(flags & 1))
@@ -204,25 +202,20 @@ class FrameReader:
 
 @dataclass(frozen=True)
 class ReplicaGreeting:
-    """What a replica says of its log in HELLO and WELCOME.
-
-    Attributes:
-        broker: the id of the broker whose log it is.
-        replica: its name.
-        epochs: the epochs of the log, oldest first.
-        segments: (base, capacity) of each segment.
-        is_whole: it has all that it ever acknowledged.
-        damaged: (start, end) of the ranges that it has not good.
-        instance: its process; empty where it is of an earlier version.
-    """
+    """What a replica says of its log in HELLO and WELCOME."""
 
     broker: str
     replica: str
     epochs: Sequence[EpochRange]
+    """Oldest first."""
     segments: Sequence[tuple[int, int]]
+    """(base, capacity) of each segment."""
     is_whole: bool = True
+    """It has all that it ever acknowledged."""
     damaged: Sequence[tuple[int, int]] = ()
+    """(start, end) of each damaged range."""
     instance: str = ""
+    """Its process; empty where it is of an earlier version."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -237,7 +230,7 @@ class ReplicaGreeting:
             {
                 "broker": self.broker,
                 "replica": self.replica,
-                "epochs": [(each.epoch, each.start, each.end) for each in self.epochs],
+                "epochs": [(epoch.epoch, epoch.start, epoch.end) for epoch in self.epochs],
                 "segments": list(self.segments),
                 "is_whole": self.is_whole,
                 "damaged": list(self.damaged),
@@ -257,7 +250,7 @@ class ReplicaGreeting:
             return cls(
                 str(fields["broker"]),
                 str(fields["replica"]),
-                [EpochRange(*_numbers(each, 3)) for each in fields["epochs"]],
+                [EpochRange(*_numbers(epoch, 3)) for epoch in fields["epochs"]],
                 [(base, capacity) for base, capacity in map(_pair, fields["segments"])],
                 fields["is_whole"] is True,
                 [(start, end) for start, end in map(_pair, fields["damaged"])],

@@ -19,18 +19,16 @@ from typing import NamedTuple
 
 
 class Life(NamedTuple):
-    """One process as a replica.
-
-    Attributes:
-        number: of the claim; 0 before any.
-        instance: a random name of the process.
-        incarnation: a random name of the data folder, made when it joins the set under a name;
-            empty where an operator has named a process whose folder is not known.
-    """
+    """One process as a replica."""
 
     number: int = 0
+    """Of the claim; 0 before any."""
     instance: str = ""
+    """A random name of the process."""
     incarnation: str = ""
+    """A random name of the data folder, made when it joins the set under a name; empty where an
+    operator has named a process whose folder is not known.
+    """
 
 
 NO_LIFE = Life()
@@ -38,18 +36,20 @@ NO_LIFE = Life()
 
 
 class Entitlement(Enum):
-    """What a process is by the document.
-
-    NAMED: the replica of its name. SUCCEEDS: it may claim the name, and its folder has all that the
-    life before acknowledged, as far as its note is right. REPLACES: it may claim the name where
-    another replica has what the life before acknowledged: its folder may lack that. REPLACED:
-    another process has the name for good.
-    """
+    """What a process is by the document."""
 
     NAMED = "named"
+    """The replica of its name."""
     SUCCEEDS = "succeeds"
+    """It may claim the name, and its folder has all that the life before acknowledged, as far as
+    its note is right.
+    """
     REPLACES = "replaces"
+    """It may claim the name if another replica has what the life before acknowledged: its own
+    folder may lack that.
+    """
     REPLACED = "replaced"
+    """Another process has the name for good."""
 
 
 def entitlement(

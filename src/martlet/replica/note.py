@@ -1,13 +1,4 @@
-"""What a replica must never forget: a small durable file beside its log.
-
-`pledged` is the highest epoch whose primary it has greeted. It writes this down before it says
-HELLO, and takes nothing of a lower epoch ever after. `is_whole` is False where it may lack records
-that it acknowledged: it lost power, and acknowledged before they were on the disk. `epochs` are
-those of the log, whose segments may be retired. `replica` is the name of the replica that all this
-is about: one that is started with a copy of another's folder may lack what it acknowledged itself.
-`life` is the last one that the document was seen to have for it, and `runs` are the
-processes that ran on the folder since.
-"""
+"""What a replica must never forget: a small durable file beside its log."""
 
 from __future__ import annotations
 
@@ -20,28 +11,45 @@ from martlet.replica.life import NO_LIFE, Life
 NAME = "replica.json"
 
 
+class ReplicaFailed(Exception):
+    """The replica's disk failed, so that it must not go on: it begins anew on its folder.
+
+    Args:
+        may_pass: whether only space was missing, so that the process itself begins anew; otherwise
+            it ends.
+    """
+
+    def __init__(self, message: str | None, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+
+
 class BadNote(Exception):
     """The note cannot be read: a replica that does not know its pledges must not take part."""
 
 
 @dataclass(frozen=True)
 class ReplicaNote:
-    """The note.
-
-    Attributes:
-        pledged: see above.
-        is_whole: see above.
-        epochs: (epoch, start, end) of each, oldest first.
-        replica: see above; empty in a note that is older than this field.
-        life, runs: see above; without an incarnation in a note that is older than these fields.
-    """
+    """The note; a field that is newer than the file has its default."""
 
     pledged: int = 0
+    """The highest epoch whose primary the replica has greeted. It is written before HELLO is sent;
+    nothing of a lower epoch is taken afterwards.
+    """
     is_whole: bool = True
+    """False where the replica may lack records that it acknowledged: it lost power, and had
+    acknowledged them before they were on the disk.
+    """
     epochs: tuple[tuple[int, int, int], ...] = ()
+    """(epoch, start, end) of each epoch of the log, oldest first; their segments may be retired."""
     replica: str = ""
+    """The replica of which the note is. One that is started with a copy of another's folder may
+    lack what it acknowledged itself.
+    """
     life: Life = NO_LIFE
+    """The last life of the replica that was read from the document."""
     runs: tuple[str, ...] = ()
+    """The processes that ran on the folder since that."""
 
     @classmethod
     def load(cls, storage: Storage) -> ReplicaNote:

@@ -5,8 +5,8 @@
     in sync       a standby that falls silent, or behind, leaves -> swap
     not in sync   a standby that has caught up joins             -> swap
     swap sent     both quorums count ---- won: the new one counts
-                                     |--- lost: look, and count by what the document says
-                                     '--- unclear: look; where nothing changed, swap again with
+                                     |--- lost: poll, and count by what the document says
+                                     '--- unclear: poll; where nothing changed, swap again with
                                           `touch` raised, so that the first can never be applied
 
 Before it changes the set, the primary waits until the new quorum alone has all that is confirmed,
@@ -53,62 +53,47 @@ class PrimaryHost(Protocol):
 
 @dataclass
 class StandbyProgress:
-    """How far a standby is.
-
-    Attributes:
-        link: its connection.
-        instance: its process; empty where it is of an earlier version.
-        heard_ns: when it last said something.
-        common: up to where its log is this one's.
-        sender: None until it asks for the log.
-        written, durable: what it acknowledged.
-        is_whole: whether its acknowledgements count.
-    """
+    """How far a standby is."""
 
     link: Link
     instance: str
-    heard_ns: int
+    """Its process; empty where it is of an earlier version."""
+    received_ns: int
+    """When its last frame arrived."""
     common: int
+    """Up to here its log is this one's."""
     sender: LogSender | None = None
+    """None until it asks for the log."""
     written: int = 0
     durable: int = 0
     is_whole: bool = False
+    """Whether its acknowledgements count."""
 
 
 @dataclass
 class Primary:
-    """A primary, from the first record of its epoch on.
-
-    Args:
-        name: of this replica.
-        broker: the id of the broker.
-        epoch: that of the document.
-        log: where the broker appends; it ends behind the epoch's first record.
-        older: the epochs before, oldest first.
-        begun_at: the position of the epoch's first record.
-        replica_set, version: the document.
-        settings: of all replicas.
-        host: does what is asked.
-        now_ns: the time.
-        named_ns: when the look began that found this process to be the primary.
-    """
+    """A primary, from the first record of its epoch on."""
 
     name: str
     broker: str
     epoch: int
     log: CommitLog
+    """Where the broker appends; at first it ends behind the epoch's first record."""
     older: list[EpochRange]
+    """The epochs before, oldest first."""
     begun_at: int
+    """The position of the epoch's first record."""
     replica_set: ReplicaSet
     version: int
     settings: ReplicaSettings
     host: PrimaryHost
     now_ns: int
     named_ns: int
+    """When the poll began that saw this process named as the primary."""
     standbys: dict[str, StandbyProgress] = field(default_factory=dict)
     swap_state: SwapState = SwapState.SETTLED
     stalled_since_ns: int | None = None
-    """Since when too few replicas in sync are heard; None while there are enough."""
+    """Since when too few replicas in sync are reached; None while there are enough."""
     handing_over_to: str | None = None
     """The replica that is to be the next primary; nothing may be appended meanwhile."""
 
@@ -118,15 +103,15 @@ class Primary:
         )
         self._beat_at_ns = self.now_ns
         self._short_since_ns: int | None = None
-        """Since when fewer replicas are heard than must be for messages to be taken."""
+        """Since when fewer replicas are reached than must be for messages to be taken."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDS)
         """(time, end of the log) at ticks after which it had grown."""
         self._well_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
-        """When each replica last acknowledged more than ever before in this epoch, or had nothing
-        more to acknowledge: one that comes and goes, and gets no further, is not well.
+        """When each replica last got further than ever before in this epoch, or had all of the log.
+        One that connects again and again and gets no further is not well.
         """
         self._reached: dict[str, int] = {}
-        """The most that each has acknowledged so that it counts, while it was whole."""
+        """The highest position that each acknowledged while it was whole."""
         self._was_here: set[str] = set()
         """The replicas that were connected in this epoch."""
         self._handing_over_since_ns = 0
@@ -137,8 +122,8 @@ class Primary:
         """When this process last ran."""
         self._woke_ns: int | None = None
         """When it went on after it had hung, until the document has been read since."""
-        self._wanted: ReplicaSet | None = None
-        """The document that a swap under way is to write."""
+        self._swapping: ReplicaSet | None = None
+        """The document that a swap under way writes."""
         self._count(self.now_ns)
 
     # standbys
@@ -181,11 +166,11 @@ class Primary:
 
         Raises FrameRefused, and SegmentRemoved: it must greet anew.
         """
-        found = next((item for item in self.standbys.items() if item[1].link is link), None)
-        if found is None:
+        item_of_link = next((item for item in self.standbys.items() if item[1].link is link), None)
+        if item_of_link is None:
             raise FrameRefused(f"{frame.kind.name} of a replica that was not welcomed")
-        name, standby = found
-        standby.heard_ns = now_ns
+        name, standby = item_of_link
+        standby.received_ns = now_ns
         if frame.kind == FrameKind.FETCH:
             if frame.position > min(standby.common, self.log.position):
                 raise FrameRefused(
@@ -283,7 +268,7 @@ class Primary:
             for standby in self.standbys.values():
                 standby.link.send(beat)
         self._see_who_is_well(now_ns)
-        self._see_who_is_heard(now_ns)
+        self._see_who_is_reached(now_ns)
         if not self._ends or self._ends[-1][1] < self.log.position:
             self._ends.append((now_ns, self.log.position))
         if self.replica_set.epoch > self.epoch:
@@ -306,41 +291,41 @@ class Primary:
         """Return up to where a standby has the log, as it must be to count."""
         return standby.durable if self.settings.flush_sync else standby.written
 
-    def _see_who_is_heard(self, now_ns: int) -> None:
-        heard = self._heard_count(now_ns)
-        if heard >= self.replica_set.copies:
+    def _see_who_is_reached(self, now_ns: int) -> None:
+        reached = self._reached_count(now_ns)
+        if reached >= self.replica_set.copies:
             self.stalled_since_ns = None
         elif self.stalled_since_ns is None:
             self.stalled_since_ns = now_ns
-        if heard >= max(self.replica_set.copies, self.replica_set.min_in_sync):
+        if reached >= max(self.replica_set.copies, self.replica_set.min_in_sync):
             self._short_since_ns = None
         elif self._short_since_ns is None:
             self._short_since_ns = now_ns
 
-    def _heard_count(self, now_ns: int) -> int:
-        """How many replicas in sync are heard, this one included."""
+    def _reached_count(self, now_ns: int) -> int:
+        """How many replicas in sync are reached, this one included."""
         return 1 + sum(
             name in self.replica_set.in_sync
-            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
+            and now_ns - standby.received_ns <= self.settings.replica_timeout_ns
             for name, standby in self.standbys.items()
         )
 
     def shortage(self, now_ns: int) -> str:
-        """Return why no messages should be taken: too few replicas are heard, and for longer than
+        """Return why no messages should be taken: too few replicas were reached for longer than
         `replica_timeout_ns`. Empty while there are enough.
         """
         since = self._short_since_ns
         if since is None or now_ns - since < self.settings.replica_timeout_ns:
             return ""
         return (
-            f"{self._heard_count(now_ns)} of the replicas"
+            f"{self._reached_count(now_ns)} of the replicas"
             f" {', '.join(sorted(self.replica_set.in_sync))} in sync are reached, and"
             f" {max(self.replica_set.copies, self.replica_set.min_in_sync)} must be: start the"
             " others, or lower it with `martlet replicas set --min-in-sync`"
         )
 
     def lag_ns(self, name: str, now_ns: int) -> int:
-        """Return how old the first record is that a standby lacks, to a tick, as far back as ticks
+        """Return the age of the first record that a standby lacks, to a tick, as far back as ticks
         are remembered.
         """
         standby = self.standbys.get(name)
@@ -352,8 +337,8 @@ class Primary:
         return now_ns - first_ns
 
     def yields(self, now_ns: int) -> bool:
-        """Whether another replica should be primary: too few are heard for too long, or nothing can
-        be written here any more.
+        """Whether another replica should be primary: this one has reached too few for too long, or
+        can write nothing any more.
         """
         since = self.stalled_since_ns
         is_cut_off = since is not None and now_ns - since >= self.settings.replica_timeout_ns
@@ -377,21 +362,21 @@ class Primary:
         for name in going + missing + caught_up:
             if self._swap_if_allowed(current.with_in_sync(current.in_sync ^ {name})):
                 return
-        wanted = current.with_in_sync(current.in_sync)
-        if wanted != current:
-            self._swap_if_allowed(wanted)
+        changed = current.with_in_sync(current.in_sync)
+        if changed != current:
+            self._swap_if_allowed(changed)
 
-    def _swap_if_allowed(self, wanted: ReplicaSet) -> bool:
-        if not self.confirmation.allows(wanted.quorum):
+    def _swap_if_allowed(self, changed: ReplicaSet) -> bool:
+        if not self.confirmation.allows(changed.quorum):
             return False
-        self.confirmation.begin_change(wanted.quorum)
-        self._swap(wanted)
+        self.confirmation.begin_change(changed.quorum)
+        self._swap(changed)
         return True
 
-    def _swap(self, wanted: ReplicaSet) -> None:
-        self._wanted = wanted
+    def _swap(self, changed: ReplicaSet) -> None:
+        self._swapping = changed
         self.swap_state = SwapState.SENT
-        self.host.swap(wanted, self.version)
+        self.host.swap(changed, self.version)
 
     def _is_missing(self, name: str, now_ns: int) -> bool:
         timeout_ns = self.settings.replica_timeout_ns
@@ -402,7 +387,7 @@ class Primary:
             # A connection that was reset is not waited for while publishers wait.
             return name in self._was_here and self.stalled_since_ns is not None
         return (
-            now_ns - standby.heard_ns > timeout_ns
+            now_ns - standby.received_ns > timeout_ns
             or self.log.position - standby.written > self.settings.max_lag_bytes
         )
 
@@ -411,7 +396,7 @@ class Primary:
         has_it = (
             standby is not None
             and standby.is_whole
-            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
+            and now_ns - standby.received_ns <= self.settings.replica_timeout_ns
             and self.log.position - standby.written <= self.settings.joining_lag_bytes
             # One that gets no further would leave and come without end.
             and self._age_ns(self._reached_by(standby), now_ns)
@@ -423,64 +408,62 @@ class Primary:
 
     # the document
 
-    def looked(self, seen: Seen, began_ns: int, now_ns: int) -> None:
-        """Take in a look at the document of this epoch, which names this process as its primary.
+    def polled(self, seen: Seen, began_ns: int, now_ns: int) -> None:
+        """Take in the document of this epoch, which names this process as its primary.
 
         Args:
-            seen: what was read.
-            began_ns: when the look began.
-            now_ns: the time.
+            began_ns: when the poll began that has read it.
         """
-        found = seen.replica_set
-        assert found is not None and found.epoch == self.epoch
+        replica_set = seen.replica_set
+        assert replica_set is not None and replica_set.epoch == self.epoch
         self._see_time(now_ns)
         if self._woke_ns is not None and began_ns >= self._woke_ns:
             self._woke_ns = None
             self._count(now_ns)
         if self.swap_state is SwapState.SENT or seen.version < self.version:
-            return  # It was seen before the swap.
+            return  # It was read before the swap.
         if seen.version > self.version:
             # The version that a swap named is gone: it was applied, or never will be.
-            self._settled(found, seen.version, now_ns)
+            self._settled(replica_set, seen.version, now_ns)
         elif self.swap_state is SwapState.UNCLEAR:
-            self._swap(found.touched())
+            self._swap(replica_set.touched())
 
-    def swapped(self, asked: ReplicaSet, version: int | None, now_ns: int) -> None:
-        """A swap gave the document a version; None where another change came first, so that a look
+    def swapped(self, swapping: ReplicaSet, version: int | None, now_ns: int) -> None:
+        """A swap gave the document a version; None where another change came first, so that a poll
         is due.
         """
-        if asked is not self._wanted:
+        if swapping is not self._swapping:
             return
         assert self.swap_state is SwapState.SENT
         if version is None:
             # That change may be an earlier swap of this replica, whose outcome was unclear.
             self.swap_state = SwapState.UNCLEAR
         else:
-            self._settled(asked, version, now_ns)
+            self._settled(swapping, version, now_ns)
 
-    def swap_unclear(self, asked: ReplicaSet) -> None:
+    def swap_unclear(self, swapping: ReplicaSet) -> None:
         """The outcome of a swap is not known: it may be applied later."""
-        if asked is self._wanted:
+        if swapping is self._swapping:
             assert self.swap_state is SwapState.SENT
             self.swap_state = SwapState.UNCLEAR
 
     @property
     def is_unclear(self) -> bool:
-        """Whether a look is needed to settle a swap."""
+        """Whether a poll is needed to settle a swap."""
         return self.swap_state is SwapState.UNCLEAR
 
-    def _settled(self, found: ReplicaSet, version: int, now_ns: int) -> None:
+    def _settled(self, replica_set: ReplicaSet, version: int, now_ns: int) -> None:
         self.swap_state = SwapState.SETTLED
-        self._wanted = None
-        self.replica_set, self.version = found, version
+        self._swapping = None
+        self.replica_set, self.version = replica_set, version
         for name, standby in list(self.standbys.items()):
-            if name in found.replicas and found.instance_of(name) == standby.instance:
+            if name in replica_set.replicas and replica_set.instance_of(name) == standby.instance:
                 continue
             # It was removed or replaced, and what it acknowledges counts for nothing.
             self.standbys.pop(name).link.close()
             self.confirmation.forget(name)
-        self.confirmation.min_in_sync = found.min_in_sync
-        self.confirmation.end_change(found.quorum)
+        self.confirmation.min_in_sync = replica_set.min_in_sync
+        self.confirmation.end_change(replica_set.quorum)
         self._count(now_ns)
 
     # handing over
@@ -492,8 +475,8 @@ class Primary:
         return max(ready, key=lambda name: self.standbys[name].written, default=None)
 
     def hand_over(self, name: str, now_ns: int) -> None:
-        """Make another replica the primary as soon as it has the whole log; nothing is appended
-        meanwhile. It is given up where it takes longer than `replica_timeout_ns`.
+        """Make another replica the primary as soon as it has the whole log. Nothing is appended
+        meanwhile. The primary gives up after `replica_timeout_ns`.
         """
         assert name in self.replica_set.in_sync and name != self.name
         self.handing_over_to = name
@@ -541,7 +524,7 @@ class Primary:
             return False
         if may_be and now_ns - self._ordered_since_ns <= self.settings.replica_timeout_ns:
             return False  # It connects in a moment.
-        self._swap(self.replica_set.asked_to_hand_over(None))
+        self._swap(self.replica_set.with_hand_over(None))
         return True
 
     def _is_ready(self, name: str) -> bool:

@@ -11,9 +11,9 @@
 Before a replica greets the primary of an epoch it writes down that it has pledged to it. It never
 resumes an epoch: a process that starts as the primary of the document runs for the next one.
 
-The replica does no I/O but on its log. Its process tells it the time, frames, looks at the metadata
-store and the outcome of swaps; it asks its process, the host, for connections and swaps. Any call
-may raise ReplicaFailed.
+The replica does no I/O but on its log. Its process, the host, hands it the time, frames, what it
+read from the metadata store and the outcomes of swaps. The replica asks the host for connections,
+polls and swaps. Any call may raise ReplicaFailed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from martlet.log.copy import CopiedLog, CopyRefused
 from martlet.log.epochs import EpochRange
 from martlet.log.storage import FULL, Storage
 from martlet.replica.candidate import Candidate, CandidateState
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.life import Entitlement, Life, entitlement
-from martlet.replica.note import ReplicaNote
+from martlet.replica.note import ReplicaFailed, ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
@@ -51,25 +50,22 @@ _MAX_RUNS = 16
 
 
 class ReplicaHost(PrimaryHost, Protocol):
-    """What a replica asks of its process.
-
-    Attributes:
-        instance: a random name of the process.
-        address: where other replicas connect.
-        is_copied: its data folder is a copy, made while the replica ran.
-    """
+    """What a replica asks of its process."""
 
     instance: str
+    """A random name of the process."""
     address: str
+    """Where other replicas connect."""
     is_copied: bool
+    """Its data folder is a copy, made while the replica ran."""
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection to a replica; `connected` or `connect_failed` with the same number
         follows.
         """
 
-    def look(self) -> None:
-        """Begin to read the document and the presences; `looked` or `look_failed` follows."""
+    def poll(self) -> None:
+        """Begin to read the document and the presences; `polled` or `poll_failed` follows."""
 
     def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
         """Close the log, and the broker on it, and open it as a copy.
@@ -105,12 +101,9 @@ class Replica:
     """One replica.
 
     Args:
-        name: its name in the replica set.
         broker: the id of the broker, the same for all replicas.
         storage: holds its log and its note.
-        host: does what is asked.
         random: for the wait before a candidacy.
-        settings: those of all replicas.
         now_ns: the time, which never goes back.
         may_be_incomplete: it may have acknowledged records that a power cut took.
 
@@ -137,44 +130,44 @@ class Replica:
         self.settings = settings
         self._storage = storage
         self._random = random
-        self.note = found = ReplicaNote.load(storage)
-        is_of_another = found.replica not in ("", name)
+        self.note = note = ReplicaNote.load(storage)
+        is_of_another = note.replica not in ("", name)
         if is_of_another:
-            host.folder_is_of(found.replica)
+            host.folder_is_of(note.replica)
         lacks_some = may_be_incomplete or is_of_another or host.is_copied
-        is_whole = found.is_whole and not lacks_some
-        new = replace(found, is_whole=is_whole, replica=name)
-        if is_of_another or not found.life.incarnation:
+        is_whole = note.is_whole and not lacks_some
+        new = replace(note, is_whole=is_whole, replica=name)
+        if is_of_another or not note.life.incarnation:
             life = Life(incarnation=f"{random.getrandbits(128):032x}")
             new = replace(new, life=life, runs=())
         elif host.is_copied:
             # It is not the folder of the process that ran last.
-            new = replace(new, life=found.life._replace(instance=""), runs=())
+            new = replace(new, life=note.life._replace(instance=""), runs=())
         # Before a claim: a start after this one must know that it was of this folder.
         runs = dict.fromkeys((*new.runs, host.instance))
         self._note(replace(new, runs=tuple(runs)[-_MAX_RUNS:]))
         self._replaced = ""
         """That another process is this replica for good; empty while that is not so."""
         self._claim: ReplicaSet | None = None
-        """The document that a swap under way is to write, in which this process is the replica."""
+        """The document that a swap under way writes, in which this process is the replica."""
         self._link_problem = ""
         self._set_problem = ""
         self.seen: Seen | None = None
-        """The newest look at the metadata store."""
+        """The newest state of the metadata store that was read."""
         self._floor = 0
         self.role: Standby | Candidate | Primary = self._standby(self._open_copy(), now_ns)
-        self._look_at_ns = now_ns
-        self._is_looking = False
-        self._look_began_ns = self._named_ns = now_ns
-        """When the newest look began; and the newest that named this process."""
+        self._poll_at_ns = now_ns
+        self._is_polling = False
+        self._poll_began_ns = self._named_ns = now_ns
+        """When the newest poll began, and the newest one that saw this process named."""
         self._candidacy: ReplicaSet | None = None
-        """The document that a swap under way is to write."""
+        """The document that a swap under way writes."""
         self._is_first_epoch = False
         """Whether there was no primary before that document."""
         self._won_epoch = 0
         """The last epoch that a swap of this replica has begun."""
         self._is_stale = True
-        """Whether the document may have changed since the newest look, by this replica's doing."""
+        """Whether this replica may have changed the document since the newest poll."""
         self._recovery: BrokerRecovery | None = None
         """The state that a candidate had built as a standby."""
         self._rest_until_ns = now_ns
@@ -182,7 +175,7 @@ class Replica:
         self._stuck_since_ns = now_ns
         """When the log of this primary last took writes."""
         self._attempt = 0
-        """The number of the last connection that was asked for."""
+        """The number of the last connection attempt."""
         self._connect_at_ns = now_ns
         self._run_at_ns: int | None = None
         """When to become a candidate; None while there is no reason to."""
@@ -204,18 +197,18 @@ class Replica:
 
     def _note_epochs(self, epochs: Iterable[EpochRange]) -> None:
         """Write down the epochs of the log, before the segments of one can be retired."""
-        ranges = tuple((each.epoch, each.start, each.end) for each in epochs)
+        ranges = tuple((epoch.epoch, epoch.start, epoch.end) for epoch in epochs)
         self._note(replace(self.note, epochs=ranges))
 
     def _open_copy(self) -> CopiedLog:
         try:
-            copy = self.host.open_copy([EpochRange(*each) for each in self.note.epochs])
+            copy = self.host.open_copy([EpochRange(*epoch) for epoch in self.note.epochs])
         except (OSError, CopyRefused) as error:
             raise ReplicaFailed(
                 f"the log could not be opened: {_said(error)}", may_pass=_lacks_space(error)
             ) from error
-        known_end = max((end for _, _, end in self.note.epochs), default=0)
-        if copy.damaged or copy.end_position < known_end:
+        noted_end = max((end for _, _, end in self.note.epochs), default=0)
+        if copy.damaged or copy.end_position < noted_end:
             # Written down: a cut may make the end of the log of what is damaged.
             self._note(replace(self.note, is_whole=False))
         return copy
@@ -296,22 +289,28 @@ class Replica:
     @property
     def _is_listed(self) -> bool:
         """Whether the document has a replica of this name and broker, as far as is known."""
-        found = self.seen.replica_set if self.seen is not None else None
-        return found is not None and found.broker == self.broker and self.name in found.replicas
+        replica_set = self.seen.replica_set if self.seen is not None else None
+        return (
+            replica_set is not None
+            and replica_set.broker == self.broker
+            and self.name in replica_set.replicas
+        )
 
     @property
     def is_member(self) -> bool:
         """Whether the document names this process as the replica, as far as is known."""
-        found = self.seen.replica_set if self.seen is not None else None
-        is_named = found is not None and found.instance_of(self.name) == self.host.instance
+        replica_set = self.seen.replica_set if self.seen is not None else None
+        is_named = (
+            replica_set is not None and replica_set.instance_of(self.name) == self.host.instance
+        )
         return is_named and self._is_listed and not self._replaced
 
     @property
     def confirmed_position(self) -> int:
         """Up to where this replica knows the log as confirmed."""
         role = self.role
-        known = role.confirmation.position if isinstance(role, Primary) else role.floor
-        return max(self._floor, known)
+        confirmed = role.confirmation.position if isinstance(role, Primary) else role.floor
+        return max(self._floor, confirmed)
 
     def checkpoint_saved(self, checkpoint: StandbyCheckpoint) -> None:
         """A checkpoint of this standby's state was saved: remove what it does not need.
@@ -323,7 +322,7 @@ class Replica:
         role = self.role
         assert isinstance(role, Standby) and role.recovery is not None
         ranges = role.copy.epochs.ranges
-        ended = {(each.epoch, each.start, each.end) for each in ranges[:-1]}
+        ended = {(epoch.epoch, epoch.start, epoch.end) for epoch in ranges[:-1]}
         if not ended <= set(self.note.epochs):
             self._note_epochs(ranges)
         role.recovery.saved(checkpoint)
@@ -349,16 +348,14 @@ class Replica:
         """The connection that `connect` began with a number did not come about.
 
         Args:
-            attempt: the number.
             is_refused: nothing listens there, so the process is dead.
-            now_ns: the time.
             reason: why, for an operator; empty where the replica there is dead.
         """
         role = self.role
         if self._is_awaited(attempt) and isinstance(role, Standby):
             role.connect_failed(is_refused=is_refused)
             self._link_problem = reason
-            self._connect_at_ns = now_ns + self.settings.hasty_look_ns
+            self._connect_at_ns = now_ns + self.settings.hasty_poll_ns
 
     def disconnected(self, link: Link, now_ns: int) -> None:
         """A connection ended, not by this replica."""
@@ -372,7 +369,7 @@ class Replica:
             elif link is role.link:
                 role.disconnected()
                 self._connect_at_ns = now_ns
-                self.look_soon(now_ns)
+                self.poll_soon(now_ns)
         except (LogsDiverged, CopyRefused, OSError) as error:
             self._link_problem = _said(error)
 
@@ -381,9 +378,9 @@ class Replica:
         try:
             hello = self._read_hello(link, frame)
             if frame.kind == FrameKind.FENCED or frame.epoch > self.note.pledged:
-                self.look_soon(now_ns)
+                self.poll_soon(now_ns)
                 if frame.epoch > self.note.pledged:
-                    # An epoch began of which this replica has not heard.
+                    # An epoch began that this replica has not read of yet.
                     self._step_down(now_ns)
                     self._close(link, now_ns)
             elif hello is not None:
@@ -403,7 +400,7 @@ class Replica:
             self._close(link, now_ns)
         except (FrameRefused, LogsDiverged, CopyRefused, OSError) as error:
             self._link_problem = _said(error)
-            self._close(link, now_ns, wait_ns=self.settings.look_ns)
+            self._close(link, now_ns, wait_ns=self.settings.poll_ns)
 
     def _read_hello(self, link: Link, frame: Frame) -> ReplicaGreeting | None:
         """Read a HELLO; None where it is another frame. Raises FrameRefused for what comes from a
@@ -416,12 +413,12 @@ class Replica:
             return hello
         role = self.role
         if isinstance(role, Standby):
-            is_known = link is role.link
+            has_greeted = link is role.link
         elif isinstance(role, Candidate):
-            is_known = any(link is known for known, _ in role.answers.values())
+            has_greeted = any(link is peer for peer, _ in role.answers.values())
         else:
-            is_known = any(link is standby.link for standby in role.standbys.values())
-        if not is_known:
+            has_greeted = any(link is standby.link for standby in role.standbys.values())
+        if not has_greeted:
             raise FrameRefused(f"{frame.kind.name} of a replica that did not say HELLO")
         return None
 
@@ -435,7 +432,7 @@ class Replica:
             # Another process is that replica; or this one is, and the newest document says so.
             link.send(Frame(FrameKind.FENCED, self.note.pledged))
             link.close()
-            self.look_soon(now_ns)
+            self.poll_soon(now_ns)
         elif isinstance(role, Candidate):
             role.greeted(link, hello)
             self._begin_epoch_if_elected(now_ns)
@@ -454,9 +451,9 @@ class Replica:
 
     def tick(self, now_ns: int) -> None:
         """Do what is due; call this at least once in `beat_ns`."""
-        if now_ns >= self._look_at_ns and not self._is_looking:
-            self._is_looking, self._look_began_ns = True, now_ns
-            self.host.look()
+        if now_ns >= self._poll_at_ns and not self._is_polling:
+            self._is_polling, self._poll_began_ns = True, now_ns
+            self.host.poll()
         role = self.role
         if isinstance(role, Primary):
             role.tick(now_ns)
@@ -507,85 +504,90 @@ class Replica:
         timeout_ns = self.settings.replica_timeout_ns
         if role.state is StandbyState.GREETED:
             timeout_ns = self.settings.election_timeout_ns
-        if role.link is not None and now_ns - max(role.heard_ns, self._connect_at_ns) > timeout_ns:
+        if (
+            role.link is not None
+            and now_ns - max(role.received_ns, self._connect_at_ns) > timeout_ns
+        ):
             self._close(role.link, now_ns)
 
     def _connect_if_due(self, role: Standby, now_ns: int) -> None:
-        known = self.seen.replica_set if self.seen is not None else None
+        replica_set = self.seen.replica_set if self.seen is not None else None
         if (
             role.state is not StandbyState.LOST
             or now_ns < self._connect_at_ns
-            or known is None
+            or replica_set is None
             or not self.is_member
-            or known.epoch != role.epoch
-            or known.primary in (None, self.name)
+            or replica_set.epoch != role.epoch
+            or replica_set.primary in (None, self.name)
             or role.copy.failed is not None
         ):
             return
-        assert known.primary is not None
+        assert replica_set.primary is not None
         role.state = StandbyState.CONNECTING
         self._attempt += 1
-        self.host.connect(self._attempt, known.primary, known.replicas[known.primary])
+        self.host.connect(
+            self._attempt, replica_set.primary, replica_set.replicas[replica_set.primary]
+        )
 
     # the document
 
-    def look_soon(self, now_ns: int) -> None:
-        """Look at the metadata store with the next tick."""
-        self._look_at_ns = min(self._look_at_ns, now_ns)
+    def poll_soon(self, now_ns: int) -> None:
+        """Poll the metadata store with the next tick."""
+        self._poll_at_ns = min(self._poll_at_ns, now_ns)
 
-    def look_failed(self, now_ns: int) -> None:
+    def poll_failed(self, now_ns: int) -> None:
         """The metadata store did not answer."""
-        self._is_looking = False
-        self._look_at_ns = now_ns + self._look_interval_ns()
+        self._is_polling = False
+        self._poll_at_ns = now_ns + self._poll_interval_ns()
 
-    def looked(self, seen: Seen, now_ns: int) -> None:
+    def polled(self, seen: Seen, now_ns: int) -> None:
         """The metadata store answered."""
-        self._is_looking = self._is_stale = False
+        self._is_polling = self._is_stale = False
         self.seen = seen
-        found = seen.replica_set
+        document = seen.replica_set
         self._set_problem = ""
         if self._replaced:
             self._set_problem = self._replaced
-        elif found is None:
+        elif document is None:
             is_lost = self.note.pledged > 0
             self._set_problem = LOST_REPLICA_SET if is_lost else no_replica_set(seen.presences)
-        elif self.name not in found.replicas:
+        elif self.name not in document.replicas:
             self._set_problem = (
-                f"the replica set has {', '.join(sorted(found.replicas))}, and not this replica:"
+                f"the replica set has {', '.join(sorted(document.replicas))}, and not this replica:"
                 f" add it with `martlet replicas add {self.name}`"
             )
-        elif found.broker != self.broker:
+        elif document.broker != self.broker:
             self._set_problem = (
                 f"the data folder is of another broker, {self.broker}, than the replica set, which"
-                f" is of {found.broker}: give this replica an empty --data-path, into which it"
+                f" is of {document.broker}: give this replica an empty --data-path, into which it"
                 " copies the set's log, or, if the folder is of another replica set, the --metadata"
                 " and --replica-set of that one"
             )
-        elif found.epoch < self.note.pledged:
+        elif document.epoch < self.note.pledged:
             self._set_problem = (
-                f"the metadata store is at epoch {found.epoch}, and this replica has pledged to"
+                f"the metadata store is at epoch {document.epoch}, and this replica has pledged to"
                 f" {self.note.pledged}: it is an old state of the store, as of a backup; bring the"
                 " replica set back with `martlet replicas recreate`"
             )
-        elif not self._has_name(seen, found, now_ns):
+        elif not self._has_name(seen, document, now_ns):
             pass
         else:
-            self._named_ns = self._look_began_ns
-            self._take_document(seen, found, now_ns)
-        self._look_at_ns = now_ns + self._look_interval_ns()
+            self._named_ns = self._poll_began_ns
+            self._take_document(seen, document, now_ns)
+        self._poll_at_ns = now_ns + self._poll_interval_ns()
 
-    def _take_document(self, seen: Seen, found: ReplicaSet, now_ns: int) -> None:
+    def _take_document(self, seen: Seen, replica_set: ReplicaSet, now_ns: int) -> None:
         """Take in the newest document, which names this process."""
-        if found.epoch > self.note.pledged:
+        if replica_set.epoch > self.note.pledged:
             self._begin_following(seen, now_ns)
         elif isinstance(self.role, Primary):
-            self.role.looked(seen, self._look_began_ns, now_ns)
+            self.role.polled(seen, self._poll_began_ns, now_ns)
         elif isinstance(self.role, Candidate):
-            self._refresh(self.role, found, seen.version, now_ns)
+            self._refresh(self.role, replica_set, seen.version, now_ns)
 
-    def _has_name(self, seen: Seen, found: ReplicaSet, now_ns: int) -> bool:
+    def _has_name(self, seen: Seen, replica_set: ReplicaSet, now_ns: int) -> bool:
         """Whether this process is the replica of its name; claim that where it may."""
-        named, note, instance = found.lives.get(self.name), self.note, self.host.instance
+        named, note, instance = replica_set.lives.get(self.name), self.note, self.host.instance
         has_pledged = note.pledged > 0
         what = entitlement(named, note.life, note.runs, instance, has_pledged=has_pledged)
         if what is Entitlement.NAMED:
@@ -593,15 +595,15 @@ class Replica:
             self._note(replace(note, life=named, runs=()))
             return True
         if what is Entitlement.REPLACED:
-            self._stand_down(found, now_ns)
-        elif what is Entitlement.REPLACES and found.may_be_alone(self.name):
+            self._stand_down(replica_set, now_ns)
+        elif what is Entitlement.REPLACES and replica_set.may_be_alone(self.name):
             self._set_problem = (
                 f"replica {self.name}, which this process is to replace, may have messages that no"
                 f" other replica has: start it again on its own data folder; if that is lost, make"
                 " another replica the primary with `martlet replicas force NAME --accept-loss`"
             )
         elif self._claim is None:
-            number = max(found.last_life, note.life.number) + 1
+            number = max(replica_set.last_life, note.life.number) + 1
             claim = Life(number, instance, note.life.incarnation)
             is_whole = note.is_whole and what is Entitlement.SUCCEEDS
             if is_whole != note.is_whole:
@@ -609,63 +611,68 @@ class Replica:
             if isinstance(self.role, Standby):
                 self.role.is_whole = is_whole
             self._note(replace(note, is_whole=is_whole))
-            self._claim = found.claimed(self.name, claim, self.host.address)
+            self._claim = replica_set.claimed(self.name, claim, self.host.address)
             self.host.swap(self._claim, seen.version)
         return False
 
-    def _stand_down(self, found: ReplicaSet, now_ns: int) -> None:
+    def _stand_down(self, document: ReplicaSet, now_ns: int) -> None:
         """Take part no more: another process is this replica."""
         self._set_problem = self._replaced = (
-            f"another process is replica {self.name}, at {found.replicas[self.name]}: it replaced"
-            " this one, which stands down for good; stop this one, and start it again only with an"
-            " empty --data-path and another --replica-name"
+            f"another process is replica {self.name}, at {document.replicas[self.name]}: it"
+            " replaced this one, which stands down for good; stop this one, and start it again only"
+            " with an empty --data-path and another --replica-name"
         )
         self._step_down(now_ns)
         assert isinstance(self.role, Standby)
         if self.role.link is not None:
             self._close(self.role.link, now_ns)
 
-    def _refresh(self, role: Candidate, found: ReplicaSet, version: int, now_ns: int) -> None:
+    def _refresh(self, role: Candidate, replica_set: ReplicaSet, version: int, now_ns: int) -> None:
         try:
-            role.looked(found, version)
+            role.polled(replica_set, version)
             self._begin_epoch_if_elected(now_ns)
         except (LogsDiverged, CopyRefused, OSError) as error:
             self._link_problem = _said(error)
 
-    def _look_interval_ns(self) -> int:
+    def _poll_interval_ns(self) -> int:
         role = self.role
         is_well = (
             role.state is StandbyState.FOLLOWING
             if isinstance(role, Standby)
             else isinstance(role, Primary) and not role.is_unclear and not role.is_waking
         )
-        return self.settings.look_ns if is_well else self.settings.hasty_look_ns
+        return self.settings.poll_ns if is_well else self.settings.hasty_poll_ns
 
     def _begin_following(self, seen: Seen, now_ns: int) -> None:
         """Pledge to an epoch, and be what its document says."""
-        found = seen.replica_set
-        assert found is not None and found.epoch > self.note.pledged
+        replica_set = seen.replica_set
+        assert replica_set is not None and replica_set.epoch > self.note.pledged
         self._step_down(now_ns)
         role = self.role
         assert isinstance(role, Standby)
-        # On a new disk it does not know whether it has been the primary of that epoch, and looks
-        # may be of old documents, until it has followed a primary.
-        may_begin = self.note.is_whole or found.epoch == self._won_epoch
-        is_forced = found.is_forced and found.primary == self.name and self.note.pledged > 0
+        # With an empty disk it cannot know whether it led that epoch, and it may have read an old
+        # document. So it may not begin one until it has followed a primary.
+        may_begin = self.note.is_whole or replica_set.epoch == self._won_epoch
+        is_forced = (
+            replica_set.is_forced and replica_set.primary == self.name and self.note.pledged > 0
+        )
         is_whole = self.note.is_whole or is_forced
         may_begin = may_begin or is_forced
-        self._note(replace(self.note, pledged=found.epoch, is_whole=is_whole))
+        self._note(replace(self.note, pledged=replica_set.epoch, is_whole=is_whole))
         if role.link is not None:
-            role.link.send(Frame(FrameKind.FENCED, found.epoch))
+            role.link.send(Frame(FrameKind.FENCED, replica_set.epoch))
             role.link.close()
         self._run_at_ns = None
-        self._attempt += 1  # What a connection to the primary before comes to does not count.
+        self._attempt += 1  # A connection to the primary before counts no more.
         self._connect_at_ns = now_ns
         # The process that won the epoch begins it, and no other that is this replica by now.
-        is_own = found.primary == self.name and found.primary_instance in ("", self.host.instance)
+        is_own = replica_set.primary == self.name and replica_set.primary_instance in (
+            "",
+            self.host.instance,
+        )
         if is_own and may_begin and role.copy.failed is None:
             self.role = Candidate(
-                self.name, self.broker, found, seen.version, role.copy, self._open_copy,
+                self.name, self.broker, replica_set, seen.version, role.copy, self._open_copy,
                 self._note_epochs,
                 self.note.is_whole, role.floor, now_ns,
             )  # fmt: skip
@@ -703,7 +710,7 @@ class Replica:
         self._recovery = None
         self._note(replace(self.note, is_whole=True))
         self._note_epochs(copy.epochs.ranges)
-        older = [EpochRange(each.epoch, each.start, each.end) for each in copy.epochs.ranges]
+        older = [EpochRange(epoch.epoch, epoch.start, epoch.end) for epoch in copy.epochs.ranges]
         begun_at = copy.position
         try:
             log = self.host.promote(copy, recovery, role.epoch, self._floor)
@@ -728,7 +735,7 @@ class Replica:
             return
         if self._run_at_ns is None:
             self._run_at_ns = now_ns + self._random.randrange(self.settings.max_delay_ns)
-            self.look_soon(now_ns)
+            self.poll_soon(now_ns)
         seen = self.seen
         if now_ns < self._run_at_ns or self._candidacy is not None or seen is None:
             return
@@ -740,58 +747,58 @@ class Replica:
         self.host.swap(self._candidacy, seen.version)
 
     def _has_reason_to_run(self, role: Standby, now_ns: int) -> bool:
-        known = self.seen.replica_set if self.seen is not None else None
+        replica_set = self.seen.replica_set if self.seen is not None else None
         if (
-            known is None
+            replica_set is None
             or not self.is_member
             or self._is_stale
             or now_ns < self._rest_until_ns
-            or known.epoch != self.note.pledged
-            or self.name not in known.in_sync
+            or replica_set.epoch != self.note.pledged
+            or self.name not in replica_set.in_sync
             or role.copy.failed is not None
             or role.state is StandbyState.FOLLOWING
         ):
             return False
-        if known.primary is None or known.primary == self.name:
+        if replica_set.primary is None or replica_set.primary == self.name:
             return True
         if role.is_refused:
             return True
-        silent_ns = now_ns - role.heard_ns
+        silent_ns = now_ns - role.received_ns
         wait_ns = self.settings.replica_timeout_ns
         if not self.note.is_whole:
             wait_ns *= 2  # Another one is elected with fewer answers.
         assert self.seen is not None
-        other = self.seen.presences.get(known.primary)
+        other = self.seen.presences.get(replica_set.primary)
         return silent_ns > wait_ns and (other is None or other.yields)
 
-    def swapped(self, asked: ReplicaSet, version: int | None, now_ns: int) -> None:
+    def swapped(self, swapping: ReplicaSet, version: int | None, now_ns: int) -> None:
         """A swap gave the document a version; None where another change came first."""
         if isinstance(self.role, Primary):
-            self.role.swapped(asked, version, now_ns)
-        if asked is self._candidacy and version is not None:
-            self._won(asked)
-        self._swap_ended(asked, now_ns)
+            self.role.swapped(swapping, version, now_ns)
+        if swapping is self._candidacy and version is not None:
+            self._won(swapping)
+        self._swap_ended(swapping, now_ns)
 
-    def _won(self, asked: ReplicaSet) -> None:
+    def _won(self, elected: ReplicaSet) -> None:
         """This replica is named by the document, which was the newest until then."""
-        self._won_epoch = asked.epoch
+        self._won_epoch = elected.epoch
         if self._is_first_epoch and isinstance(self.role, Standby):
             # Nothing was ever acknowledged.
             self._note(replace(self.note, is_whole=True))
             self.role.is_whole = True
 
-    def swap_unclear(self, asked: ReplicaSet, now_ns: int) -> None:
+    def swap_unclear(self, swapping: ReplicaSet, now_ns: int) -> None:
         """The outcome of a swap is not known: it may be applied later."""
         if isinstance(self.role, Primary):
-            self.role.swap_unclear(asked)
-        self._swap_ended(asked, now_ns)
+            self.role.swap_unclear(swapping)
+        self._swap_ended(swapping, now_ns)
 
-    def _swap_ended(self, asked: ReplicaSet, now_ns: int) -> None:
-        if asked is self._candidacy:
+    def _swap_ended(self, swapping: ReplicaSet, now_ns: int) -> None:
+        if swapping is self._candidacy:
             self._candidacy = None
-        if asked is self._claim:
+        if swapping is self._claim:
             self._claim = None
-        self.look_soon(now_ns)
+        self.poll_soon(now_ns)
 
 
 def _lacks_space(error: BaseException | None) -> bool:

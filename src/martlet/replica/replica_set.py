@@ -10,7 +10,7 @@
 
 Each change is a compare-and-swap on the document's version. A swap that names a primary raises the
 epoch by 1. In an epoch its primary alone changes `in_sync` and `copies`. An operator changes the
-other fields: the primary reads them at its next look, and does what they ask for. Each process
+other fields: the primary reads them at its next poll, and does what they ask for. Each process
 claims its name in `lives`, see `martlet.replica.life`.
 
 A position is confirmed when `copies` members of `in_sync` have acknowledged it. So any
@@ -57,42 +57,40 @@ class Quorum(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicaSet:
-    """The replicas of a broker.
-
-    Attributes:
-        broker: the broker's id, the same at all replicas.
-        epoch: rises with each primary.
-        primary: its name; None before the first.
-        replicas: the address of each, by name.
-        in_sync: those whose acknowledgements count.
-        copies: how many of them make a position confirmed.
-        wanted_copies: `copies`, as far as `in_sync` is large enough.
-        min_in_sync: nothing is confirmed while `in_sync` is smaller.
-        leaving: those that an operator removes; the primary takes them out of `in_sync`.
-        hand_over_to: the replica that an operator wants as primary; None for no change.
-        is_forced: an operator has decided that the primary's log counts, whatever it lacks.
-        touch: a counter; raising it settles a swap whose outcome is unknown.
-        lives: which process each replica is, as far as one has claimed its name.
-        last_life: the highest number of a life so far.
-        primary_instance: the process that is primary of this epoch; empty where any that has the
-            name may begin it, as in documents of earlier versions.
-    """
+    """The replicas of a broker."""
 
     broker: str
+    """The broker's id, the same at all replicas."""
     epoch: int
+    """Rises with each primary."""
     primary: str | None
+    """None before the first."""
     replicas: Mapping[str, str]
+    """The address of each, by name."""
     in_sync: frozenset[str]
+    """Those whose acknowledgements count."""
     copies: int
+    """How many of them make a position confirmed."""
     wanted_copies: int
+    """`copies`, as far as `in_sync` is large enough."""
     min_in_sync: int
+    """Nothing is confirmed while `in_sync` is smaller."""
     leaving: frozenset[str] = frozenset()
+    """Those that an operator removes; the primary takes them out of `in_sync`."""
     hand_over_to: str | None = None
+    """The replica that an operator wants as primary; None for no change."""
     is_forced: bool = False
+    """An operator has decided that the primary's log counts, whatever it lacks."""
     touch: int = 0
+    """A counter; raising it settles a swap whose outcome is unknown."""
     lives: Mapping[str, Life] = field(default_factory=dict)
+    """The process of each replica whose name was claimed."""
     last_life: int = 0
+    """The highest number of a life so far."""
     primary_instance: str = ""
+    """The process that is primary of this epoch; empty where any that has the name may begin it, as
+    in documents of earlier versions.
+    """
 
     def __post_init__(self) -> None:
         if len(self.replicas) > MAX_REPLICAS:
@@ -131,32 +129,32 @@ class ReplicaSet:
         Args:
             name: that replica, which becomes the first primary.
             replicas: all, with their addresses.
-            broker: the id of the broker.
             epoch: the last one of that log.
             wanted_copies: a majority where it is None.
             min_in_sync: as `wanted_copies` where it is None.
         """
-        wanted = len(replicas) // 2 + 1 if wanted_copies is None else wanted_copies
-        least = wanted if min_in_sync is None else min_in_sync
-        return cls(broker, epoch, None, dict(replicas), frozenset({name}), 1, wanted, least)
+        copies = len(replicas) // 2 + 1 if wanted_copies is None else wanted_copies
+        min_count = copies if min_in_sync is None else min_in_sync
+        return cls(broker, epoch, None, dict(replicas), frozenset({name}), 1, copies, min_count)
 
     @classmethod
     def recreated(
         cls, replicas: Mapping[str, str], *, broker: str, epoch: int, min_in_sync: int | None = None
     ) -> ReplicaSet:
-        """Return a document in place of one that was lost, in a new epoch without a primary: all
-        replicas must answer before the next one begins, so the one whose log has most becomes the
-        source of the others.
+        """Return a document that replaces a lost one, in a new epoch without a primary. All
+        replicas must answer before the next epoch begins, so the longest log is the one that all
+        get.
 
         Args:
             replicas: all, with their addresses.
-            broker: the id of the broker.
             epoch: the highest that any of them has pledged to.
             min_in_sync: a majority where it is None.
         """
-        wanted = len(replicas) // 2 + 1
-        least = wanted if min_in_sync is None else min_in_sync
-        return cls(broker, epoch + 1, None, dict(replicas), frozenset(replicas), 1, wanted, least)
+        copies = len(replicas) // 2 + 1
+        min_count = copies if min_in_sync is None else min_in_sync
+        return cls(
+            broker, epoch + 1, None, dict(replicas), frozenset(replicas), 1, copies, min_count
+        )
 
     @property
     def quorum(self) -> Quorum:
@@ -214,7 +212,7 @@ class ReplicaSet:
         """Return the set with one more replica, or with a new address of one."""
         return replace(self, replicas={**self.replicas, name: address})
 
-    def asked_to_remove(self, name: str) -> ReplicaSet:
+    def with_leaving(self, name: str) -> ReplicaSet:
         """Return the set with a replica that the primary is to take out of `in_sync`."""
         return replace(self, leaving=self.leaving | {name})
 
@@ -234,7 +232,7 @@ class ReplicaSet:
             min_in_sync=min(self.min_in_sync, len(replicas)),
         )
 
-    def asked_to_hand_over(self, name: str | None) -> ReplicaSet:
+    def with_hand_over(self, name: str | None) -> ReplicaSet:
         """Return the set with the replica that is to be primary; None for no change."""
         return replace(self, hand_over_to=name)
 
@@ -296,7 +294,7 @@ class ReplicaSet:
                 leaving=frozenset(fields["leaving"]),
                 hand_over_to=fields["hand_over_to"],
                 is_forced=fields["is_forced"] is True,
-                lives={name: _life(*each) for name, each in fields["lives"].items()},
+                lives={name: _life(*life) for name, life in fields["lives"].items()},
                 primary_instance=str(fields["primary_instance"]),
                 **{name: fields[name] for name in numbers},
             )
@@ -314,47 +312,43 @@ def _life(number: int, instance: str, incarnation: str) -> Life:
 
 @dataclass(frozen=True)
 class Presence:
-    """What a replica says of itself in the metadata store, for as long as it is alive.
-
-    Attributes:
-        epoch: the highest that it knows.
-        end_position: behind the last record of its log.
-        is_whole: whether it may be counted: it has all that it ever acknowledged.
-        yields: it is primary and asks for another one, since it reaches too few standbys.
-        tcp_address, http_address: where clients connect; a standby passes them on to the primary.
-        broker: the id of its broker; empty while its data folder is new.
-        address: where other replicas connect.
-        role: ``primary``, ``candidate``, ``standby``, or ``waiting`` for a replica set.
-        confirmed_position: up to where it knows its log as confirmed.
-        log_epoch: that of the last record of its log.
-        problem: why it does not follow; empty while it does.
-        began_s: when its epoch began, in seconds since 1970, where it is primary.
-        instance: a random name of its process.
-        modes: those that all replicas should share: of ``--flush`` and ``--replication``.
-        initial_primary: ``NAME=HOST:PORT`` of the replica that ``--initial-replicas`` names first;
-            empty without that flag.
-        life: the number of the last one of its folder, see `martlet.replica.life`.
-        incarnation: of its folder; empty while that is new.
-    """
+    """What a replica says of itself in the metadata store, for as long as it is alive."""
 
     epoch: int = 0
+    """The highest that it has pledged to."""
     end_position: int = 0
+    """Behind the last record of its log."""
     is_whole: bool = True
+    """Whether it may be counted: it has all that it ever acknowledged."""
     yields: bool = False
+    """It is primary and asks for another one, since it reaches too few standbys."""
     tcp_address: str = ""
+    """Where clients connect; a standby passes them on to the primary."""
     http_address: str = ""
     broker: str = ""
+    """The id of its broker; empty while its data folder is new."""
     address: str = ""
+    """Where other replicas connect."""
     role: str = ""
+    """``primary``, ``candidate``, ``standby``, or ``waiting`` for a replica set."""
     confirmed_position: int = 0
+    """Up to where it knows its log as confirmed."""
     log_epoch: int = 0
+    """Of the last record of its log."""
     problem: str = ""
+    """Why it does not follow; empty while it does."""
     began_s: int = 0
+    """When its epoch began, in seconds since 1970, where it is primary."""
     instance: str = ""
+    """A random name of its process."""
     modes: str = ""
+    """The ``--flush`` and ``--replication`` that all replicas should share."""
     initial_primary: str = ""
+    """``NAME=HOST:PORT`` of the first of ``--initial-replicas``; empty without that flag."""
     life: int = 0
+    """The number of the last life of its folder, see `martlet.replica.life`."""
     incarnation: str = ""
+    """Of its folder; empty while that is new."""
 
     def pack(self) -> bytes:
         """Return it as stored."""
@@ -362,14 +356,14 @@ class Presence:
 
     @classmethod
     def unpack(cls, document: bytes) -> Presence:
-        """Read one. What another version says besides is ignored. Raises BadReplicaSet."""
+        """Read one; ignore the fields of a later version. Raises BadReplicaSet."""
         try:
             fields: dict[str, Any] = json.loads(document)
             defaults = asdict(cls())
-            known = {name: fields[name] for name in fields.keys() & defaults.keys()}
-            if any(type(value) is not type(defaults[name]) for name, value in known.items()):
-                raise BadReplicaSet(f"a presence with a field of another type: {known}")
-            return cls(**known)
+            shared = {name: fields[name] for name in fields.keys() & defaults.keys()}
+            if any(type(value) is not type(defaults[name]) for name, value in shared.items()):
+                raise BadReplicaSet(f"a presence with a field of another type: {shared}")
+            return cls(**shared)
         except (ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, BadReplicaSet):
                 raise
@@ -377,28 +371,22 @@ class Presence:
 
 
 class Seen(NamedTuple):
-    """One look at the metadata store.
-
-    Attributes:
-        replica_set: None where there is none yet.
-        version: that of the document, which a swap names.
-        presences: those of the replicas that are alive, by name.
-    """
+    """The metadata store, read once."""
 
     replica_set: ReplicaSet | None
+    """None where there is none yet."""
     version: int
+    """Of the document, which a swap names."""
     presences: Mapping[str, Presence]
+    """Those of the replicas that are alive, by name."""
 
 
 def no_replica_set(presences: Mapping[str, Presence]) -> str:
-    """Return the text for a store without a replica set, with what makes one.
-
-    Args:
-        presences: those of the replicas that are alive, by name.
-    """
+    """Return the text for a store without a replica set, with what makes one."""
     text = "there is no replica set yet: "
     initial = min(
-        (each.initial_primary for each in presences.values() if each.initial_primary), default=""
+        (presence.initial_primary for presence in presences.values() if presence.initial_primary),
+        default="",
     )
     if not initial:
         return f"{text}create one with `martlet replicas create NAME NAME ...`"

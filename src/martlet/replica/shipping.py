@@ -85,8 +85,8 @@ class LogSender:
         self._content_end: int | None = None
 
     def pump(self, link: Link, epoch: int, confirmed: int, max_bytes: int) -> None:
-        """Send what follows, at most `max_bytes`, and no more than the link takes: what waits is in
-        the log anyway, and leaves it in larger frames later. Raises SegmentRemoved.
+        """Send what follows, up to `max_bytes`, and no more than the link takes: the rest stays in
+        the log and goes in larger frames later. Raises SegmentRemoved.
         """
         left = max_bytes
         while left > 0 and not link.is_full:
@@ -152,7 +152,6 @@ def join(
     Args:
         copy: the receiver's log.
         theirs: the sender's.
-        epoch: that of the connection.
         floor: what is confirmed, as far as the receiver knows.
         joined: makes the epochs of the receiver's log durable. It is called before segments are
             removed: with them goes what shows how far the log had come.
@@ -180,8 +179,8 @@ def join(
 
 
 def learn_epochs(copy: CopiedLog, theirs: Sequence[EpochRange]) -> None:
-    """Take in the epochs of another replica's log, as far as this one is a copy of that: of those
-    whose segments were removed before, it has no records, or not the last ones.
+    """Take in the epochs of another replica's log, as far as this one is a copy of it. Of epochs
+    whose segments were removed before, this log lacks records.
     """
     common = common_position(copy.epochs.ranges, theirs)
     if common is not None:
@@ -219,8 +218,8 @@ def greeting(
 
 
 def piece(log: SegmentedLog, frame: Frame) -> Frame:
-    """Return the answer to REPAIR: the bytes, or as many as fit into a frame, or none where this
-    log does not have them good.
+    """Return the answer to REPAIR: the bytes, as many as fit into a frame; none where they are
+    damaged here, too.
 
     Raises SegmentRemoved: the segment was removed.
     """
@@ -253,8 +252,8 @@ class RepairPieces:
         self._received.clear()
 
     def add(self, link: Link, frame: Frame) -> bytes:
-        """Take in a PIECE. Returns all the bytes of the range, or none while some are missing: the
-        next piece is asked for.
+        """Take in a PIECE. Returns all bytes of the range; while some are missing, it returns none
+        and asks for the next piece.
         """
         received = self._received
         if not received:

@@ -54,47 +54,38 @@ class StandbyState(Enum):
 
 @dataclass
 class Standby:
-    """A standby in one epoch.
-
-    Args:
-        name: of this replica.
-        broker: the id of the broker.
-        epoch: the epoch that it has pledged to.
-        copy: its log.
-        recovery: the state of the broker, where that was built.
-        is_whole: whether it may be counted.
-        floor: what it knows as confirmed.
-        recover: begins a state from a log.
-        reopen: closes the log and opens it anew.
-        note_whole: makes it durable whether the replica is whole.
-        joined: makes the epochs of the log durable.
-        heard_ns: when the primary was last heard, or when the epoch was first seen.
-        instance: the process.
-    """
+    """A standby in one epoch."""
 
     name: str
     broker: str
     epoch: int
+    """The epoch that it has pledged to."""
     copy: CopiedLog
     recovery: BrokerRecovery | None
+    """The state of the broker, where that was built."""
     is_whole: bool
+    """Whether it may be counted."""
     floor: int
+    """Up to here the log is confirmed, as far as this replica knows."""
     recover: Callable[[CopiedLog], BrokerRecovery]
     reopen: Callable[[], CopiedLog]
+    """Closes the log and opens it anew."""
     note_whole: Callable[[bool], None]
+    """Makes it durable whether the replica is whole."""
     joined: Callable[[Sequence[EpochRange]], None]
-    heard_ns: int
+    """Makes the epochs of the log durable."""
+    received_ns: int
+    """When the primary's last frame arrived, or when the epoch was first seen."""
     instance: str = ""
     state: StandbyState = StandbyState.LOST
     is_refused: bool = False
     """Whether the primary's address refused the last connection: its process is not there."""
     link: Link | None = None
-    """The connection to the primary."""
     primary_end: int = 0
-    """Where the primary's log ended when it was last heard."""
+    """The end of the primary's log in its last frame that says it."""
     _complete_at: int | None = None
-    """Once the log reaches this, it is what the primary's was. Before, batches may be missing that
-    were moved out of segments which this log lacks. None: the next BEAT says it.
+    """From this position on the log is a complete copy. Before, it may lack batches that the
+    primary moved out of segments which this log lacks. None: the next BEAT says it.
     """
     _confirmed: int = 0
     _acknowledged: tuple[int, int, bool] | None = None
@@ -105,8 +96,7 @@ class Standby:
     """Whether the epochs of this log are those that the primary knows, as far as it goes."""
     _damaged_there: Sequence[tuple[int, int]] = ()
     """The ranges that no replica has good, the primary said."""
-    _asked_count: int = 0
-    """How often a repair was asked for."""
+    _repair_count: int = 0
     _pieces: RepairPieces = field(default_factory=RepairPieces)
 
     def connected(self, link: Link) -> None:
@@ -145,19 +135,19 @@ class Standby:
         to be closed.
         """
         if self.state is StandbyState.FOLLOWING:
-            self.heard_ns = now_ns
+            self.received_ns = now_ns
             self._followed(frame)
         elif frame.kind == FrameKind.WELCOME:
-            self.heard_ns = now_ns
+            self.received_ns = now_ns
             self._welcomed(frame)
         elif frame.kind == FrameKind.FETCH:
-            self.heard_ns = now_ns
+            self.received_ns = now_ns
             try:
                 self._sender = LogSender(self.copy, frame.position, frame.second)
             except SegmentRemoved as error:
                 raise ConnectAgain(str(error)) from error
         elif frame.kind == FrameKind.REPAIR:
-            self.heard_ns = now_ns
+            self.received_ns = now_ns
             try:
                 self._send(piece(self.copy, frame))
             except SegmentRemoved:
@@ -211,8 +201,8 @@ class Standby:
 
     def _ask_for_repair(self) -> None:
         if not self._pieces.are_coming and (damaged := self._damaged_here):
-            self._asked_count += 1
-            start, end = damaged[self._asked_count % len(damaged)]
+            self._repair_count += 1
+            start, end = damaged[self._repair_count % len(damaged)]
             self._send(Frame(FrameKind.REPAIR, self.epoch, start, end))
 
     def _send(self, frame: Frame) -> None:
@@ -243,7 +233,7 @@ class Standby:
 
     def _learn_epochs(self) -> None:
         """The log goes on, maybe behind segments that the primary has removed: learn of those."""
-        before = [replace(each) for each in self.copy.epochs.ranges]
+        before = [replace(epoch) for epoch in self.copy.epochs.ranges]
         learn_epochs(self.copy, self._epochs_there)
         if self.copy.epochs.ranges != before:
             self.joined(self.copy.epochs.ranges)

@@ -18,7 +18,7 @@ async def until_in_place(cluster: Cluster, name: str) -> None:
     """Wait until a new process is a replica, and counts."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            seen = await cluster.store.look()
+            seen = await cluster.store.read()
             found, presence = seen.replica_set, seen.presences.get(name)
             assert found is not None
             if (
@@ -37,7 +37,7 @@ async def until_replaced(cluster: Cluster, old: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             said = json.loads(await http(cluster.http[old], "/replica"))
-            shown = (await cluster.store.look()).presences.values()
+            shown = (await cluster.store.read()).presences.values()
             # A primary reads its log again before it says so.
             is_said = said["role"] == "waiting" and "stands down for good" in said["problem"]
             if is_said and any("for good" in presence.problem for presence in shown):

@@ -434,7 +434,7 @@ async def test_a_second_process_of_the_same_name_takes_no_part(
     lines = iter(second.stderr.readline, b"")
     said = await asyncio.to_thread(lambda: next(line for line in lines if b"another proc" in line))
     assert b"another process is replica b, at " + cluster.addresses["b"].encode() in said
-    assert (await cluster.store.look()).replica_set == before
+    assert (await cluster.store.read()).replica_set == before
     second.terminate()
     assert second.wait(LIMIT_S) == 0
     second.stderr.close()
@@ -527,7 +527,7 @@ async def test_a_primary_that_stops_hands_over(clusters: Clusters) -> None:
         assert stopped is not None
         cluster.processes[stopped].send_signal(signal.SIGTERM)
         await publisher.answered_again()
-        found = (await cluster.store.look()).replica_set
+        found = (await cluster.store.read()).replica_set
         assert found is not None
         assert found.epoch == before.epoch + 1, "one election is enough"
         assert cluster.processes[stopped].wait(LIMIT_S) == 0

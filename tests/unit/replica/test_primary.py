@@ -143,13 +143,13 @@ def test_an_unclear_swap_counts_until_another_settles_it() -> None:
     host.primary.send(host.now_ns)
     assert host.confirmed_position == before
     # Nothing has changed yet, but it may: so the version that the swap named is used up.
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
     touched, version = host.swaps[-1]
     assert (touched.touch, touched.in_sync, version) == (1, frozenset("a"), 7)
     host.primary.swap_unclear(touched)
     assert host.confirmed_position == before
     # One of the two was applied.
-    host.primary.looked(Seen(wanted, 8, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(wanted, 8, {}), host.now_ns, host.now_ns)
     assert host.primary.swap_state is SwapState.SETTLED
     assert host.primary.replica_set == wanted
     assert host.confirmed_position == before
@@ -164,9 +164,9 @@ def test_a_look_from_before_a_swap_changes_nothing() -> None:
     host.wait(0)
     ((wanted, _),) = host.swaps
     old = host.primary.replica_set
-    host.primary.looked(Seen(old, 7, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(old, 7, {}), host.now_ns, host.now_ns)
     host.primary.swapped(wanted, 8, host.now_ns)
-    host.primary.looked(Seen(old, 7, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(old, 7, {}), host.now_ns, host.now_ns)
     assert host.primary.replica_set == wanted
     assert len(host.swaps) == 1
 
@@ -180,7 +180,7 @@ def test_a_swap_that_came_second_is_looked_into() -> None:
     host.primary.swapped(wanted, None, host.now_ns)
     assert host.primary.is_unclear
     other = host.primary.replica_set.touched()
-    host.primary.looked(Seen(other, 9, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(other, 9, {}), host.now_ns, host.now_ns)
     assert (host.primary.replica_set, host.primary.version) == (other, 9)
 
 
@@ -418,14 +418,14 @@ def test_an_order_whose_outcome_was_unknown_for_too_long_is_taken_back() -> None
     host = Host("ab", "ab", min_in_sync=1)
     host.join("b")
     host.acknowledge("b", host.log.position)
-    ordered = host.primary.replica_set.asked_to_hand_over("b")
-    host.primary.looked(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
+    ordered = host.primary.replica_set.with_hand_over("b")
+    host.primary.polled(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     host.primary.swap_unclear(wanted)
     host.wait(3)
     host.append()
-    host.primary.looked(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
     host.primary.swapped(host.swaps[-1][0], 9, host.now_ns)
     host.wait(0)
     assert (host.swaps[-1][0].primary, host.swaps[-1][0].hand_over_to) == ("a", None)
@@ -437,8 +437,8 @@ def test_an_operator_asks_for_another_primary() -> None:
     host.join("b", "c")
     host.acknowledge("b", host.log.position)
     host.acknowledge("c", host.log.position)
-    asked = host.primary.replica_set.asked_to_hand_over("c")
-    host.primary.looked(Seen(asked, 8, {}), host.now_ns, host.now_ns)
+    asked = host.primary.replica_set.with_hand_over("c")
+    host.primary.polled(Seen(asked, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.primary, wanted.hand_over_to) == ("c", None)
@@ -449,8 +449,8 @@ def test_a_primary_says_no_to_a_hand_over_that_cannot_be(name: str) -> None:
     host = Host("abc", "ac", min_in_sync=1)
     host.join("c")
     host.acknowledge("c", host.log.position)
-    host.primary.looked(
-        Seen(host.primary.replica_set.asked_to_hand_over(name), 8, {}), host.now_ns, host.now_ns
+    host.primary.polled(
+        Seen(host.primary.replica_set.with_hand_over(name), 8, {}), host.now_ns, host.now_ns
     )
     host.wait(0)
     ((wanted, _),) = host.swaps
@@ -461,8 +461,8 @@ def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
     host = Host("ab", "ab", min_in_sync=2)
     host.join("b")
     host.acknowledge("b", host.log.position)
-    host.primary.looked(
-        Seen(host.primary.replica_set.asked_to_remove("b"), 8, {}), host.now_ns, host.now_ns
+    host.primary.polled(
+        Seen(host.primary.replica_set.with_leaving("b"), 8, {}), host.now_ns, host.now_ns
     )
     host.wait(0)
     ((wanted, _),) = host.swaps
@@ -470,7 +470,7 @@ def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
     host.primary.swapped(wanted, 9, host.now_ns)
     host.wait(0)
     assert len(host.swaps) == 1, "it does not come back"
-    host.primary.looked(Seen(wanted.without_replica("b"), 10, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(wanted.without_replica("b"), 10, {}), host.now_ns, host.now_ns)
     assert not host.primary.standbys
     assert host.links["b"].is_closed
     position = host.append()
@@ -483,8 +483,8 @@ def test_a_replica_that_is_to_leave_stays_until_enough_others_are_in_sync() -> N
     host = Host("abc", "ac", min_in_sync=2)
     host.join("b", "c")
     host.acknowledge("c", host.log.position)
-    host.primary.looked(
-        Seen(host.primary.replica_set.asked_to_remove("c"), 8, {}), host.now_ns, host.now_ns
+    host.primary.polled(
+        Seen(host.primary.replica_set.with_leaving("c"), 8, {}), host.now_ns, host.now_ns
     )
     host.wait(0)
     assert not host.swaps, "b lacks messages"
@@ -503,7 +503,7 @@ def test_more_copies_are_made_where_an_operator_wants_them() -> None:
     host.acknowledge("b", host.log.position)
     host.acknowledge("c", host.log.position)
     asked = replace(host.primary.replica_set, wanted_copies=3)
-    host.primary.looked(Seen(asked, 8, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(asked, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.in_sync, wanted.copies) == (frozenset("abc"), 3)

@@ -23,11 +23,11 @@ from martlet.testing import SimulatedStorage
 
 def claim(host: FakeHost, found: ReplicaSet, version: int) -> tuple[ReplicaSet, int]:
     """Let a process claim its name in a document. Returns the document after that."""
-    host.looks(found, version)
+    host.polls(found, version)
     wanted, of_version = host.swaps.pop()
     assert of_version == version
     host.replica.swapped(wanted, version + 1, host.now_ns)
-    host.looks(wanted, version + 1)
+    host.polls(wanted, version + 1)
     assert host.replica.is_member
     return wanted, version + 1
 
@@ -41,18 +41,18 @@ def copy_of(host: FakeHost) -> SimulatedStorage:
 def test_a_process_claims_its_name_before_it_does_anything_else() -> None:
     host = FakeHost("b")
     host.address = "10.0.0.9:4153"
-    host.looks(ALL)
+    host.polls(ALL)
     host.wait(0)
     ((wanted, version),) = host.swaps
     assert (wanted.instance_of("b"), wanted.replicas["b"]) == (host.instance, "10.0.0.9:4153")
     assert (version, host.connects) == (1, [])
     assert host.replica.note.pledged == 0
-    host.looks(ALL)
+    host.polls(ALL)
     assert len(host.swaps) == 1, "one claim at a time"
     host.replica.swap_unclear(wanted, 0)
-    host.looks(ALL)
+    host.polls(ALL)
     host.replica.swapped(host.swaps[-1][0], 2, 0)
-    host.looks(host.swaps[-1][0], 2)
+    host.polls(host.swaps[-1][0], 2)
     host.wait(0)
     assert len(host.connects) == 1
 
@@ -64,19 +64,19 @@ def test_a_process_that_was_replaced_stands_down_for_good() -> None:
     link = FakeLink()
     old.replica.connected(old.connects[0][0], link, 0)
     found, version = claim(new, found, version)
-    old.looks(found, version)
+    old.polls(found, version)
     assert link.is_closed
     assert (old.replica.is_replaced, old.replica.role_name) == (True, "waiting")
     assert "stands down for good" in old.replica.problem
     elected = found.elected("b")
     for seen in (elected, replace(elected, lives={}), ALL):
-        old.looks(seen, version + 1)
+        old.polls(seen, version + 1)
         old.wait(3)
         assert old.replica.is_replaced
     assert (len(old.connects), old.swaps) == (1, [])
     assert isinstance(old.replica.role, Standby)
     again = FakeHost("b", old.storage.crash())
-    again.looks(found, version)
+    again.polls(found, version)
     assert again.replica.is_replaced
     assert again.swaps == []
 
@@ -88,12 +88,12 @@ def test_a_primary_that_was_replaced_stands_down() -> None:
     old.wait(0.2)
     wanted, _ = old.swaps.pop()
     old.replica.swapped(wanted, version + 1, old.now_ns)
-    old.looks(wanted, version + 1)
+    old.polls(wanted, version + 1)
     assert isinstance(old.replica.role, Primary)
     grown = wanted.with_in_sync(frozenset("abc"))
     found, version = claim(new, grown, version + 1)
     assert isinstance(new.replica.role, Standby), "the epoch is that of the other process"
-    old.looks(found, version)
+    old.polls(found, version)
     assert (old.replica.is_replaced, old.replica.primary) == (True, None)
 
 
@@ -108,7 +108,7 @@ def test_an_epoch_is_begun_by_the_process_that_was_elected() -> None:
     assert (named.epoch, named.primary) == (2, "a")
     assert isinstance(copied.replica.role, Standby)
     won.replica._won_epoch = 2
-    won.looks(elected, version - 1)
+    won.polls(elected, version - 1)
     assert isinstance(won.replica.role, Candidate)
 
 
@@ -128,10 +128,10 @@ def test_a_claim_without_an_answer_is_known_to_be_of_this_folder() -> None:
     host = FakeHost("b", primary_folder())
     found, version = claim(host, ALL, 1)
     second = FakeHost("b", host.storage.crash())
-    second.looks(found, version)
+    second.polls(found, version)
     ((applied, _),) = second.swaps
     third = FakeHost("b", second.storage.crash())
-    third.looks(found, version)
+    third.polls(found, version)
     third.replica.swapped(third.swaps.pop()[0], None, 0)
     claim(third, applied, version + 1)
     assert third.replica.note.is_whole
@@ -146,11 +146,11 @@ def test_a_new_folder_does_not_replace_the_only_replica_that_has_some_messages(
     found, version = claim(host, ALL, 1)
     alone = found.with_in_sync(frozenset("a"))
     copied = FakeHost("a", copy_of(host) if is_copy else None, is_copied=is_copy)
-    copied.looks(alone, version + 1)
+    copied.polls(alone, version + 1)
     assert copied.swaps == []
     assert "may have messages that no other replica has" in copied.replica.problem
     again = FakeHost("a", copied.storage.crash())
-    again.looks(alone, version + 1)
+    again.polls(alone, version + 1)
     assert again.swaps == [], "nor at a further start"
     claim(again, alone.forced("b"), version + 2)
     same = FakeHost("a", host.storage.crash())
@@ -172,7 +172,7 @@ def test_a_folder_whose_copy_was_the_replica_meanwhile_does_not_count() -> None:
     found, version = claim(host, ALL, 1)
     copied = FakeHost("b", copy_of(host))
     found, version = claim(copied, found, version)
-    host.looks(found, version)
+    host.polls(found, version)
     assert host.replica.is_replaced
     again = FakeHost("b", host.storage.crash())
     claim(again, found, version)
@@ -222,7 +222,7 @@ def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
     host.acknowledge("b", host.log.position)
     before = host.confirmed_position
     claimed = host.primary.replica_set.claimed("b", Life(9, "new", "folder"), "address")
-    host.primary.looked(Seen(claimed, 8, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(claimed, 8, {}), host.now_ns, host.now_ns)
     assert host.links["b"].is_closed
     host.append()
     host.wait(0)
@@ -233,13 +233,13 @@ def test_a_candidate_drops_the_answer_of_a_process_that_was_replaced() -> None:
     host = FakeHost("a", primary().storage.crash())
     found, version = claim(host, ALL, 1)
     host.replica._won_epoch = 2
-    host.looks(found.elected("a"), version + 1)
+    host.polls(found.elected("a"), version + 1)
     role = host.replica.role
     assert isinstance(role, Candidate)
     link = FakeLink()
     role.answers["b"] = (link, ReplicaGreeting("id", "b", [], [], instance="old"))
     claimed = role.replica_set.claimed("b", Life(9, "new", "folder"), "address")
-    host.looks(claimed, version + 2)
+    host.polls(claimed, version + 2)
     assert (link.is_closed, role.answers) == (True, {})
 
 
@@ -250,10 +250,10 @@ def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_docume
     host.now_ns += 3 * SECOND_NS
     end = host.append()
     host.primary.send(host.now_ns)
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), 0, host.now_ns)
+    host.primary.polled(Seen(host.primary.replica_set, 7, {}), 0, host.now_ns)
     host.primary.flushed(host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (before, True)
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
     assert host.confirmed_position == end
 
 
@@ -265,9 +265,9 @@ def test_a_look_that_began_before_the_primary_hung_does_not_count() -> None:
     end = host.append()
     began_ns = host.now_ns
     host.now_ns += 3 * SECOND_NS
-    host.primary.looked(Seen(host.primary.replica_set, 8, {}), began_ns, host.now_ns)
+    host.primary.polled(Seen(host.primary.replica_set, 8, {}), began_ns, host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (before, True)
-    host.primary.looked(Seen(host.primary.replica_set, 8, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(host.primary.replica_set, 8, {}), host.now_ns, host.now_ns)
     assert host.confirmed_position == end
 
 
@@ -280,7 +280,7 @@ def test_a_swap_that_was_answered_while_the_primary_hung_does_not_count() -> Non
     host.now_ns += 3 * SECOND_NS
     host.primary.swapped(wanted, version + 1, host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (0, True)
-    host.primary.looked(Seen(wanted, version + 1, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(wanted, version + 1, {}), host.now_ns, host.now_ns)
     assert host.confirmed_position == host.log.position
 
 
@@ -293,12 +293,12 @@ def test_a_replica_that_hung_before_its_epoch_confirms_alone_only_once_it_has_lo
     host.replica.swapped(wanted, version + 1, host.now_ns)
     host.wait(0.2)
     host.now_ns += 3 * SECOND_NS
-    host.looks(wanted, version + 1)
+    host.polls(wanted, version + 1)
     role = host.replica.role
     assert isinstance(role, Primary)
     assert (host.confirmed_position, role.is_waking) == (0, True)
     host.wait(0.2)
-    host.looks(wanted, version + 1)
+    host.polls(wanted, version + 1)
     assert host.confirmed_position == role.log.position
 
 

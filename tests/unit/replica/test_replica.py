@@ -18,10 +18,9 @@ from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
 from martlet.log.storage import Segment, StorageFull
 from martlet.replica.candidate import Candidate
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
 from martlet.replica.life import Life
-from martlet.replica.note import ReplicaNote
+from martlet.replica.note import ReplicaFailed, ReplicaNote
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
@@ -59,7 +58,7 @@ class FakeHost:
     def connect(self, attempt: int, name: str, address: str) -> None:
         self.connects.append((attempt, name))
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
     def swap(self, replica_set: ReplicaSet, version: int) -> None:
         self.swaps.append((replica_set, version))
@@ -92,7 +91,7 @@ class FakeHost:
         """See a document, in which this process has claimed its name."""
         if self.replica.name in found.replicas and found.broker == "id":
             found = self.claims(found)
-        self.looks(found, version, **presences)
+        self.polls(found, version, **presences)
 
     def claims(self, found: ReplicaSet) -> ReplicaSet:
         """Return the document in which this process is the replica, as of the epoch, too."""
@@ -102,8 +101,8 @@ class FakeHost:
         found = found.claimed(name, life, found.replicas[name])
         return replace(found, primary_instance="")
 
-    def looks(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
-        self.replica.looked(Seen(found, version, presences), self.now_ns)
+    def polls(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
+        self.replica.polled(Seen(found, version, presences), self.now_ns)
 
     def wait(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
@@ -206,7 +205,7 @@ def test_an_operator_forces_a_replica_that_lacks_something() -> None:
 )
 def test_a_replica_that_is_no_member_says_why(found: ReplicaSet | None, problem: str) -> None:
     host = FakeHost("a")
-    host.replica.looked(Seen(found, 1, {}), 0)
+    host.replica.polled(Seen(found, 1, {}), 0)
     assert problem in host.replica.problem
     host.wait(0)
     host.wait(0.2)
@@ -215,7 +214,7 @@ def test_a_replica_that_is_no_member_says_why(found: ReplicaSet | None, problem:
 
 def test_a_store_that_lost_the_replica_set_is_a_problem() -> None:
     host = primary()
-    host.replica.looked(Seen(None, 0, {}), host.now_ns)
+    host.replica.polled(Seen(None, 0, {}), host.now_ns)
     assert "martlet replicas recreate" in host.replica.problem
     assert isinstance(host.replica.role, Primary)
 

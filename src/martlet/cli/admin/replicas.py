@@ -133,7 +133,7 @@ async def _require_set(store: MetadataStore, name: str) -> None:
     """
     try:
         names = await store.names()
-        if names and name not in names and not (await store.look()).presences:
+        if names and name not in names and not (await store.read()).presences:
             raise OSError(f"there is no replica set {name}; there is {', '.join(names)}")
     except BadReplicaSet as error:
         raise OSError(f"the replica set {name} cannot be read: {error}") from error
@@ -172,12 +172,12 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
     """Do what is asked; return the lines of the result. Raises OperationRefused."""
     names = options.replicas
     if options.action == "show":
-        seen = await operations.look()
+        seen = await operations.read()
         silent = await unreachable(seen)
         if options.json:
             return [json_line(_fields(seen, silent))]
         return show_lines(seen, silent, time.time())
-    before = (await operations.look()).replica_set
+    before = (await operations.read()).replica_set
     if options.action == "create":
         found = await operations.create(
             names, copies=options.copies, min_in_sync=options.min_in_sync

@@ -19,8 +19,7 @@ from martlet.cli.servers import service
 from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
-from martlet.replica.failure import ReplicaFailed
-from martlet.replica.note import BadNote
+from martlet.replica.note import BadNote, ReplicaFailed
 from martlet.server.observability.log_stream import replace_standard_streams
 
 log = logging.getLogger(start.ROOT)

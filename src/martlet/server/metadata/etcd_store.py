@@ -41,8 +41,8 @@ class EtcdStore:
         self._session: aiohttp.ClientSession | None = None
         self._lease: str | None = None
 
-    async def look(self) -> Seen:
-        """As `MetadataStore.look`."""
+    async def read(self) -> Seen:
+        """As `MetadataStore.read`."""
         # The first key behind the prefix: its last byte, "/", raised by 1.
         answer = await self._ask(
             "kv/range", {"key": _text(self._prefix), "range_end": _text(self._prefix[:-1] + "0")}

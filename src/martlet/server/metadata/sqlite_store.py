@@ -70,15 +70,15 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
 
-    async def look(self) -> Seen:
-        """As `MetadataStore.look`."""
+    async def read(self) -> Seen:
+        """As `MetadataStore.read`."""
 
-        def read(found: sqlite3.Connection) -> Seen:
-            row = found.execute(
+        def read(connection: sqlite3.Connection) -> Seen:
+            row = connection.execute(
                 "SELECT version, document FROM replica_set WHERE name = ?", (self._name,)
             ).fetchone()
             # Replicas of earlier versions keep their presences in a table.
-            presences: list[tuple[str, bytes]] = found.execute(
+            presences: list[tuple[str, bytes]] = connection.execute(
                 "SELECT replica, document FROM presence"
                 " WHERE name = ? AND boot = ? AND until_ns > ?",
                 (self._name, self._boot_id, self._clock_ns()),
@@ -97,13 +97,13 @@ class SqliteStore:
     async def swap(self, replica_set: ReplicaSet, version: int) -> int | None:
         """As `MetadataStore.swap`."""
 
-        def write(found: sqlite3.Connection) -> int | None:
-            row = found.execute(
+        def write(connection: sqlite3.Connection) -> int | None:
+            row = connection.execute(
                 "SELECT version FROM replica_set WHERE name = ?", (self._name,)
             ).fetchone()
             if (row[0] if row else 0) != version:
                 return None
-            found.execute(
+            connection.execute(
                 "INSERT OR REPLACE INTO replica_set VALUES (?, ?, ?)",
                 (self._name, version + 1, replica_set.pack()),
             )
@@ -150,8 +150,8 @@ class SqliteStore:
     async def names(self) -> list[str]:
         """As `MetadataStore.names`."""
 
-        def read(found: sqlite3.Connection) -> list[str]:
-            rows = found.execute("SELECT name FROM replica_set ORDER BY name")
+        def read(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT name FROM replica_set ORDER BY name")
             return [str(name) for (name,) in rows]
 
         try:
@@ -174,18 +174,18 @@ class SqliteStore:
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
-            found = self._connection
+            connection = self._connection
             try:
-                found.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
+                connection.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
                 try:
-                    outcome = step(found)
+                    outcome = step(connection)
                 except BaseException:
-                    found.execute("ROLLBACK")
+                    connection.execute("ROLLBACK")
                     raise
-                found.execute("COMMIT")
+                connection.execute("COMMIT")
             except sqlite3.Error:
                 self._connection = None
-                found.close()
+                connection.close()
                 raise
             return outcome
 
@@ -195,13 +195,13 @@ class SqliteStore:
         # one that exists would drop this process's locks on it.
         if not self._path.exists():
             os.close(private_opener(self._path, os.O_RDWR | os.O_CREAT))
-        found = sqlite3.connect(
+        connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
-        found.execute("PRAGMA journal_mode = WAL")
-        found.execute("PRAGMA synchronous = FULL")
-        found.executescript(_SCHEMA)
-        return found
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.executescript(_SCHEMA)
+        return connection
 
     def _close(self) -> None:
         with self._lock:

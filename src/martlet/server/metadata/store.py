@@ -22,22 +22,22 @@ class SwapUnclear(Exception):
 
 
 def readable(presences: Iterable[tuple[str, bytes]]) -> dict[str, Presence]:
-    """Read the presences of replicas, by name. One that cannot be read counts as none: what a
-    single replica or a stranger has written there must not keep the others from looking.
+    """Return the presences of replicas by name, without those that cannot be read: what one replica
+    or a stranger wrote there must not keep the others from reading.
     """
-    found: dict[str, Presence] = {}
+    alive: dict[str, Presence] = {}
     for name, document in presences:
         try:
-            found[name] = Presence.unpack(document)
+            alive[name] = Presence.unpack(document)
         except BadReplicaSet:
             continue
-    return found
+    return alive
 
 
 class MetadataStore(Protocol):
     """A metadata store, for one replica set."""
 
-    async def look(self) -> Seen:
+    async def read(self) -> Seen:
         """Read the document and the presences, as they are at one moment after the call began.
 
         Raises:

@@ -122,7 +122,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of its socket."""
+        """The file descriptor of its socket."""
         assert self._transport is not None
         return cast(int, self._transport.get_extra_info("socket").fileno())
 
@@ -135,8 +135,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
         why = NotTrusted(f"no frame within {_FIRST_FRAME_S:g} s")
         self._deadline = asyncio.get_running_loop().call_later(_FIRST_FRAME_S, self._refuse, why)
 
-    def _be_known(self) -> None:
-        """The first frame has come: so it is another replica."""
+    def _admit(self) -> None:
         self._owner.strangers.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -161,7 +160,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
             return
         is_first, self._is_first = self._is_first and self._is_acceptor, False
         if is_first:
-            self._be_known()
+            self._admit()
             self._reader.max_body_bytes = MAX_BODY_BYTES
             if frames[0].kind == FrameKind.SPLICE:
                 self._owner.link_spliced(self, frames[0])
@@ -191,7 +190,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
         self._refusal = error if isinstance(error, OSError) else None
         if is_stranger:  # It may still send: then it reads the end, and no reset.
             self.is_closed = True
-            self._be_known()
+            self._admit()
             take_leave(self._transport)
         else:
             self.close()
@@ -200,7 +199,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
         self._owner.links.discard(self)
-        self._be_known()
+        self._admit()
         if not self.ready.done():
             closed = f"closed by the other replica: it may have another {self._may_differ}"
             reason = self._refusal or error
@@ -225,14 +224,9 @@ class ReplicaLink(asyncio.BufferedProtocol):
         if sent < len(header) + len(body):
             # Without a copy: a segment is not used again while its bytes are still to be sent.
             self._transport.write(memoryview(body)[max(0, sent - len(header)) :])
-            self._be_full()
-
-    def _be_full(self) -> None:
-        """Tell the owner once the socket has taken everything."""
-        assert self._transport is not None
-        if self._transport.get_write_buffer_size():
-            self.is_full = True
-            self._transport.set_write_buffer_limits(0)
+            if self._transport.get_write_buffer_size():
+                self.is_full = True
+                self._transport.set_write_buffer_limits(0)  # `resume_writing` when all is sent.
 
     def pause_writing(self) -> None:
         """Called by the event loop; `is_full` says it already."""
@@ -246,7 +240,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
             self._owner.link_drained(self)
 
     def _send_at_once(self, header: bytes, body: bytes | memoryview) -> int:
-        """Give the socket what it takes, without a copy; return the number of bytes."""
+        """Write as much as the socket takes, without a copy. Returns the number of bytes."""
         transport = self._transport
         assert transport is not None
         if self._socket is None or transport.is_closing() or transport.get_write_buffer_size():
@@ -259,7 +253,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End the connection at once; the owner is not called for it."""
         self.is_closed = True
-        self._be_known()
+        self._admit()
         if self._transport is not None:
             self._transport.abort()
 
@@ -268,7 +262,7 @@ class ReplicaLink(asyncio.BufferedProtocol):
         assert self._transport is not None and not self.is_closed
         self.is_closed = True
         self._owner.links.discard(self)
-        self._be_known()
+        self._admit()
         hand_to(self._transport, protocol)
         return self._transport
 

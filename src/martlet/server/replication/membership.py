@@ -1,9 +1,9 @@
-"""A replica's place in its replica set: it waits for one, announces itself, and looks at the store.
+"""A replica's membership in its set: it waits for one, announces itself, and reads the store.
 
 ::
 
-    alone?  --> broker's id --> looks and presences, from then on
-    no other    from the set,   the document is made or corrected where an operator wants that
+    alone?  --> broker's id --> polls and presences, from then on
+    no other    from the set,   the document is made where an operator wants that
     process     or a new one
     has its name
 """
@@ -31,40 +31,27 @@ from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapU
 from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.unreachable import Outage
 
-_LOOK_S = 0.5
-"""How often a replica that waits for its replica set looks for it, in seconds."""
+_POLL_S = 0.5
+"""How often a replica that waits for its replica set reads the store, in seconds."""
 
 
 class _StoreUse:
-    """How reading the metadata store, or writing to it, has gone.
-
-    Args:
-        doing: what is done, for log lines.
-    """
+    """Whether the metadata store can be read, or written to, and since when it was."""
 
     def __init__(self, doing: str, log: logging.Logger) -> None:
         self.answered_s = time.monotonic()
         """When the store answered last, or this replica began."""
-        self._outage = Outage(
+        self.outage = Outage(
             f"REPLICA: cannot {doing} the metadata store",
             f"REPLICA: can {doing} the metadata store again",
             log=log,
             level=logging.ERROR,
         )
 
-    @property
-    def fails(self) -> bool:
-        """Whether it failed the last time."""
-        return self._outage.is_on
-
-    def failed(self, reason: str) -> None:
-        """It failed."""
-        self._outage.failed(reason)
-
     def answered(self) -> None:
-        """It was answered."""
+        """The store answered."""
         self.answered_s = time.monotonic()
-        self._outage.over()
+        self.outage.over()
 
 
 class SetMembership:
@@ -73,9 +60,6 @@ class SetMembership:
     Args:
         instance: a random name of this process.
         ended: done when the replica is to stop; it ends all waiting.
-
-    Attributes:
-        waits_for: why there is no replica yet.
     """
 
     def __init__(
@@ -87,6 +71,7 @@ class SetMembership:
         log: logging.Logger,
     ) -> None:
         self.waits_for = "it reads its log"
+        """Why there is no replica yet."""
         self._options = options
         self._name = options.replica_name
         self._store = store
@@ -103,15 +88,15 @@ class SetMembership:
     @property
     def is_store_reachable(self) -> bool:
         """Whether the metadata store could be read and written to the last time."""
-        return not self._reads.fails and not self._writes.fails
+        return not self._reads.outage.is_on and not self._writes.outage.is_on
 
     @property
     def store_silent_s(self) -> float:
-        """The time since the metadata store could be read and written to, in seconds."""
+        """The seconds since the metadata store could be read and written to."""
         return time.monotonic() - min(self._reads.answered_s, self._writes.answered_s)
 
     def say(self, said: str) -> bool:
-        """Log what the replica is or waits for. Returns whether that is new."""
+        """Log what the replica is or waits for, if that is new. Returns whether it is."""
         if said == self._said:
             return False
         self._said = said
@@ -125,7 +110,7 @@ class SetMembership:
         """Wait while another process is this replica: both would acknowledge for one."""
         while not self._ended.done():
             try:
-                other = (await self._store.look()).presences.get(self._name)
+                other = (await self._store.read()).presences.get(self._name)
             except (StoreUnreachable, BadReplicaSet):
                 return  # It goes on without the store, as it did before.
             address = self._options.replica_address
@@ -141,79 +126,79 @@ class SetMembership:
                 " this one another --replica-name"
             )
             self.say(f"waiting: {self.waits_for}")
-            await asyncio.wait([self._ended], timeout=_LOOK_S)
+            await asyncio.wait([self._ended], timeout=_POLL_S)
 
     async def find_broker_id(self) -> str:
-        """Return the id of the broker of which a new data folder is to be a replica; wait until
-        there is one. It is empty where the replica is to stop.
+        """Wait until the broker is known whose replica a new data folder becomes. Returns its id;
+        an empty one when the replica is to stop.
         """
         initial = next(iter(self._options.initial_addresses), "")
         waiting = ""
         while not self._ended.done():
             try:
-                seen = await self._store.look()
-                found = seen.replica_set
+                seen = await self._store.read()
+                replica_set = seen.replica_set
                 presence = self._completed(Presence(is_whole=False, role="waiting"), {})
                 waiting = (
                     no_replica_set({**seen.presences, self._name: presence})
-                    if found is None
+                    if replica_set is None
                     else f"the replica set does not have this replica: add it with `martlet"
                     f" replicas add {self._name}`"
                 )
-                if found is not None and self._name in found.replicas:
-                    return found.broker
-                if found is None and initial == self._name:
+                if replica_set is not None and self._name in replica_set.replicas:
+                    return replica_set.broker
+                if replica_set is None and initial == self._name:
                     return uuid.uuid4().hex
-                self._warn_of_flags(found)
+                self._warn_of_flags(replica_set)
                 self._reads.answered()
             except (StoreUnreachable, BadReplicaSet) as error:
                 self.waits_for = str(error)
-                self._reads.failed(str(error))
+                self._reads.outage.failed(str(error))
             else:
                 await self._announce(replace(presence, problem=waiting))
             if waiting:
                 self.waits_for = waiting
                 self.say(f"waiting: {waiting}")
             # The store does not notify of changes.
-            await asyncio.wait([self._ended], timeout=_LOOK_S)
+            await asyncio.wait([self._ended], timeout=_POLL_S)
         return ""
 
     # the document
 
-    async def look(self, replica: Replica) -> Seen | None:
+    async def poll(self, replica: Replica) -> Seen | None:
         """Read the document and the presences, and keep the document. Returns None where they
         could not be read.
         """
         try:
-            seen = await self._store.look()
+            seen = await self._store.read()
             if await self._keep_document(replica, seen):
-                seen = await self._store.look()
+                seen = await self._store.read()
         except (StoreUnreachable, BadReplicaSet) as error:
-            self._reads.failed(str(error))
+            self._reads.outage.failed(str(error))
             return None
         self._reads.answered()
         self._warn_of_flags(seen.replica_set)
         return seen
 
-    def _warn_of_flags(self, found: ReplicaSet | None) -> None:
-        """Say once which flags have no effect: they are for a set that is made."""
+    def _warn_of_flags(self, replica_set: ReplicaSet | None) -> None:
+        """Warn once of flags without effect: they are for a set that is made."""
         options = self._options
-        if self._has_warned or (found is None and options.initial_replicas):
+        if self._has_warned or (replica_set is None and options.initial_replicas):
             return
         self._has_warned = True
-        for flag, given, made in (
-            ("copies", options.copies, found and found.wanted_copies),
-            ("min-in-sync", options.min_in_sync, found and found.min_in_sync),
+        for flag, value, made in (
+            ("copies", options.copies, replica_set and replica_set.wanted_copies),
+            ("min-in-sync", options.min_in_sync, replica_set and replica_set.min_in_sync),
         ):
-            if not given or given == made:
+            if not value or value == made:
                 continue
             self._log.warning(
                 "REPLICA: --%s=%d has no effect %s",
                 flag,
-                given,
+                value,
                 f"on a replica set that is there, with {made}: change it with `martlet replicas set"
-                f" --{flag}={given}`"
-                if found is not None
+                f" --{flag}={value}`"
+                if replica_set is not None
                 else "without --initial-replicas: give it to `martlet replicas create`",
             )
 
@@ -222,7 +207,7 @@ class SetMembership:
         try:
             return seen.replica_set is None and await self._create(replica)
         except SwapUnclear as error:
-            self._writes.failed(str(error))  # It is tried again with the next look.
+            self._writes.outage.failed(str(error))  # The next poll tries again.
             return False
 
     async def _create(self, replica: Replica) -> bool:
@@ -277,7 +262,7 @@ class SetMembership:
         try:
             await self._store.announce(name or self._name, presence)
         except StoreUnreachable as error:
-            self._writes.failed(str(error))
+            self._writes.outage.failed(str(error))
         else:
             self._writes.answered()
 

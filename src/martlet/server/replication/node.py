@@ -37,8 +37,8 @@ from martlet.log.open_files import Acceptor
 from martlet.log.segmented import FlushJob
 from martlet.names import PUBLISH_AGAIN
 from martlet.options import BrokerOptions
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
+from martlet.replica.note import ReplicaFailed
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet
@@ -274,9 +274,7 @@ class ReplicaNode:
             self.folder.close()
 
     def _note_clean_stop(self) -> None:
-        """Flush the log, and note that the next start finds all of it whatever happens to the
-        machine meanwhile.
-        """
+        """Flush the log, and note that a power cut from now on loses nothing of it."""
         role = self.replica.role
         log = role.log if isinstance(role, Primary) else role.copy
         if log.failed is not None:
@@ -288,11 +286,11 @@ class ReplicaNode:
             self.log.error("LOG: flushing it at the end failed: %s", error)
 
     def now_ns(self) -> int:
-        """The time, which never goes back. Other replicas go on while this one is stopped."""
+        """Return the time, which never goes back, and goes on while the process is stopped."""
         return elapsed_ns()
 
     def _do(self, step: Callable[[], object]) -> None:
-        """Do something that may end the process."""
+        """Do a step of the replica; its failure ends the node."""
         if self._ended.done():
             return
         try:
@@ -322,7 +320,7 @@ class ReplicaNode:
         self._run(repeat())
 
     def _tick_soon(self) -> None:
-        """Do at once what is due since something has changed."""
+        """Tick in this turn of the loop, since something has changed."""
         if not self._ticks_soon:
             self._ticks_soon = True
             self._loop.call_soon(self._tick)
@@ -424,7 +422,7 @@ class ReplicaNode:
             self._tick_soon()
 
     def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
-        """A client of a standby is connected; the connection ends where this is no primary."""
+        """Serve a client of a standby; close the connection where this is no primary."""
         server, http = self.server, self._spliced_http
         if server is None or http is None or not self.is_serving.is_set():
             link.close()
@@ -462,16 +460,16 @@ class ReplicaNode:
 
         self._run(begin())
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin to read the document and the presences."""
 
         async def begin() -> None:
-            seen = await self.membership.look(self.replica)
+            seen = await self.membership.poll(self.replica)
             if seen is None:
-                self._do(lambda: self.replica.look_failed(self.now_ns()))
+                self._do(lambda: self.replica.poll_failed(self.now_ns()))
                 return
             self.addresses.note(seen)
-            self._do(lambda: self.replica.looked(seen, self.now_ns()))
+            self._do(lambda: self.replica.polled(seen, self.now_ns()))
             self._tick_soon()
 
         self._run(begin())
@@ -500,8 +498,8 @@ class ReplicaNode:
             raise SteppedDown("another replica is primary")
         copy, report = open_copy(self.folder.storage, epochs=epochs)
         damaged = {(damage.start, damage.end): damage for damage in report.damaged}
-        for place in damaged.keys() - self._damaged:
-            self.log.error("LOG: %s; another replica's bytes are asked for", damaged[place])
+        for span in damaged.keys() - self._damaged:
+            self.log.error("LOG: %s; another replica's bytes are asked for", damaged[span])
         for start, end in sorted(self._damaged - damaged.keys()):
             if copy.stored_at(start) is not None:
                 self.log.info("LOG: %d bytes from position %d are good again", end - start, start)
@@ -579,8 +577,8 @@ class ReplicaNode:
         self, log_lost: Callable[[str, str, int, int, str], None],
         topic: str, channel: str, first: int, end: int, reason: str,
     ) -> None:  # fmt: skip
-        """The primary cannot read messages: step down, where others may have them good, so that
-        this log is repaired. Until then nothing is written, so no cursor passes over them.
+        """The primary cannot read messages. It steps down if another replica may have them, so that
+        its log is repaired. Until then nothing is written, so no cursor passes over them.
         """
         primary, now_s = self.replica.primary, time.monotonic()
         if (
@@ -661,18 +659,18 @@ class ReplicaNode:
             self._end_turn()
 
     def _save_standby(self) -> None:
-        """Save a checkpoint of a standby's state, where there is one."""
+        """Save a checkpoint of a standby's state, if one is due."""
         role = self.replica.role
         if not isinstance(role, Standby) or self._is_saving:
             return
         recovery, copy = role.recovery, role.copy
         if recovery is None or not recovery.is_usable or copy.failed is not None:
             return
-        found = recovery.take_checkpoint(copy.durable_position)
-        if found is None:
+        checkpoint = recovery.take_checkpoint(copy.durable_position)
+        if checkpoint is None:
             return
         self._is_saving = True
-        future = self._loop.run_in_executor(self._disk, found.save, copy.storage)
+        future = self._loop.run_in_executor(self._disk, checkpoint.save, copy.storage)
 
         def saved(done: asyncio.Future[None]) -> None:
             self._is_saving = False
@@ -682,6 +680,6 @@ class ReplicaNode:
             elif error is not None:
                 raise error
             elif self.replica.role is role and role.recovery is recovery:
-                self._do(lambda: self.replica.checkpoint_saved(found))
+                self._do(lambda: self.replica.checkpoint_saved(checkpoint))
 
         future.add_done_callback(saved)

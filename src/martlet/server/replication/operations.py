@@ -1,13 +1,13 @@
 """Operations on a replica set: each a change of its document in the metadata store.
 
-The primary sees the change at its next look, within a second, and does what it asks for.
+The primary reads the change within a second, and does what it asks for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from martlet.replica.replica_set import (
@@ -19,7 +19,7 @@ from martlet.replica.replica_set import (
 )
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _MAX_TRIES = 20
 
 
@@ -38,10 +38,10 @@ class Operations:
         self._store = store
         self._timeout_s = timeout_s
 
-    async def look(self) -> Seen:
+    async def read(self) -> Seen:
         """Read the document and the presences. Raises OperationRefused."""
         try:
-            return await self._store.look()
+            return await self._store.read()
         except (StoreUnreachable, BadReplicaSet) as error:
             raise OperationRefused(str(error)) from error
 
@@ -77,7 +77,7 @@ class Operations:
                     f"the data folder of {name} has messages, which the log of {names[0]} would"
                     f" replace: name {name} first, or give it an empty --data-path"
                 )
-        wanted = self._made(
+        document = self._made(
             lambda: ReplicaSet.first(
                 names[0],
                 {name: seen.presences[name].address for name in names},
@@ -87,7 +87,7 @@ class Operations:
                 min_in_sync=min_in_sync,
             ).named({name: seen.presences[name] for name in names})
         )
-        return await self._change(lambda seen: _made_once(seen.replica_set, wanted))
+        return await self._change(lambda seen: _made_once(seen.replica_set, document))
 
     async def add(self, name: str) -> ReplicaSet:
         """Add a running replica, which copies the log; or keep one whose removal was begun and not
@@ -96,46 +96,49 @@ class Operations:
         presence = (await self._present([name])).presences[name]
 
         def added(seen: Seen) -> ReplicaSet:
-            found = self._require(seen)
-            if name in found.replicas:
-                if name in found.leaving:
-                    return replace(found, leaving=found.leaving - {name})
+            replica_set = self._require(seen)
+            if name in replica_set.replicas:
+                if name in replica_set.leaving:
+                    return replace(replica_set, leaving=replica_set.leaving - {name})
                 raise OperationRefused(f"{name} is a replica already")
-            if presence.broker not in ("", found.broker):
+            if presence.broker not in ("", replica_set.broker):
                 raise OperationRefused(
                     f"the data folder of {name} is that of another broker: give it an empty"
                     " --data-path"
                 )
-            more = found.with_replica(name, presence.address).named({name: presence})
-            return _resized(found, more)
+            more = replica_set.with_replica(name, presence.address).named({name: presence})
+            return _resized(replica_set, more)
 
         return await self._change(added)
 
     async def remove(self, name: str) -> ReplicaSet:
         """Take a replica out of the set. Raises OperationRefused."""
 
-        def asked(seen: Seen) -> ReplicaSet:
-            found = self._require(seen)
-            _require_member(found, name)
-            if found.primary == name:
+        def marked(seen: Seen) -> ReplicaSet:
+            replica_set = self._require(seen)
+            _require_member(replica_set, name)
+            if replica_set.primary == name:
                 raise OperationRefused(
                     f"{name} is the primary: first make another one it, with `martlet replicas"
                     " hand-over`"
                 )
-            return found.asked_to_remove(name)
+            return replica_set.with_leaving(name)
 
         def removed(seen: Seen) -> ReplicaSet:
-            found = self._require(seen)
-            if name in found.in_sync or name == found.primary:
+            replica_set = self._require(seen)
+            if name in replica_set.in_sync or name == replica_set.primary:
                 raise OperationRefused(f"{name} came into sync again")
-            return _resized(found, found.without_replica(name))
+            return _resized(replica_set, replica_set.without_replica(name))
 
-        await self._change(asked)
+        await self._change(marked)
         try:
             await self._until(
                 lambda seen: name not in self._require(seen).in_sync,
-                f"the primary did not take {name} out of sync: it must run, and have enough others"
-                " in sync, see `martlet replicas show` and `martlet replicas set --min-in-sync`",
+                lambda: (
+                    f"the primary did not take {name} out of sync: it must run, and have enough"
+                    " others in sync, see `martlet replicas show` and `martlet replicas set"
+                    " --min-in-sync`"
+                ),
             )
         except OperationRefused:
             await self._change(
@@ -153,84 +156,87 @@ class Operations:
         """
         chosen = name
 
-        def asked(seen: Seen) -> ReplicaSet:
+        def ordered(seen: Seen) -> ReplicaSet:
             nonlocal chosen
-            found = self._require(seen)
-            chosen = name or _successor(found, seen.presences)
-            _require_member(found, chosen)
-            if found.primary == chosen:
+            document = self._require(seen)
+            chosen = name or _successor(document, seen.presences)
+            _require_member(document, chosen)
+            if document.primary == chosen:
                 raise OperationRefused(f"{chosen} is the primary already")
-            if chosen not in found.in_sync:
+            if chosen not in document.in_sync:
                 why = "lacks messages" if chosen in seen.presences else "is not running"
                 raise OperationRefused(
                     f"{chosen} is not in sync, and {why}: wait until `martlet replicas show` says"
                     " that it is"
                 )
-            return found.asked_to_hand_over(chosen)
+            return document.with_hand_over(chosen)
 
-        before = await self._change(asked)
+        before = await self._change(ordered)
 
         def is_over(seen: Seen) -> bool:
-            found = self._require(seen)
-            return found.epoch > before.epoch or found.hand_over_to is None
+            document = self._require(seen)
+            return document.epoch > before.epoch or document.hand_over_to is None
 
         try:
             seen = await self._until(
                 is_over,
-                f"{before.primary}, the primary, did not answer; if it is dead, another replica"
-                " becomes primary by itself",
+                lambda: (
+                    f"{before.primary}, the primary, did not answer; if it is dead, another replica"
+                    " becomes primary by itself"
+                ),
             )
         except OperationRefused:
-            await self._change(lambda seen: self._require(seen).asked_to_hand_over(None))
+            await self._change(lambda seen: self._require(seen).with_hand_over(None))
             raise
-        found = self._require(seen)
-        if found.primary != chosen:
+        document = self._require(seen)
+        if document.primary != chosen:
             raise OperationRefused(
-                f"{found.primary} is the primary: {chosen} was not ready, see `martlet replicas"
+                f"{document.primary} is the primary: {chosen} was not ready, see `martlet replicas"
                 " show`"
             )
         await self._until(
             lambda seen: chosen in seen.presences and seen.presences[chosen].role == "primary",
-            f"{chosen} has not begun: look at its log",
+            lambda: f"{chosen} has not begun: look at its log",
         )
-        return found
+        return document
 
     async def force(self, name: str) -> ReplicaSet:
         """Make a replica the primary, whatever its log lacks. Raises OperationRefused."""
-        _require_member(self._require(await self.look()), name)
+        _require_member(self._require(await self.read()), name)
         presence = (await self._present([name])).presences[name]
         if not presence.epoch:
             raise OperationRefused(f"{name} has an empty data folder: force another replica")
 
         def forced(seen: Seen) -> ReplicaSet:
-            found = self._require(seen)
-            _require_member(found, name)
-            primary = seen.presences.get(found.primary or "")
-            if found.primary != name and primary is not None and primary.role == "primary":
+            document = self._require(seen)
+            _require_member(document, name)
+            primary = seen.presences.get(document.primary or "")
+            if document.primary != name and primary is not None and primary.role == "primary":
                 raise OperationRefused(
-                    f"{found.primary} is the primary, and alive: use `martlet replicas hand-over"
+                    f"{document.primary} is the primary, and alive: use `martlet replicas hand-over"
                     f" {name}`, which loses nothing"
                 )
-            return found.forced(name).named({name: presence})
+            return document.forced(name).named({name: presence})
 
         return await self._change(forced)
 
     async def recreate(self, names: Sequence[str], *, min_in_sync: int | None) -> ReplicaSet:
-        """Make the document anew which the metadata store has lost, or has an old state of. The
-        log of the replica that has most counts. Where that was begun, and there is no primary yet,
-        it goes on. Raises OperationRefused.
+        """Recreate the replica set after the metadata store lost it or was restored from a backup.
+        The replica with the longest log becomes primary. Resumes an interrupted recreate.
+
+        Raises OperationRefused.
         """
         seen = await self._present(names)
         epochs = {name: seen.presences[name].epoch for name in names}
-        found = seen.replica_set
-        if found is not None and found.epoch >= max(epochs.values()):
-            return _begun(found, seen.presences, names)
+        replica_set = seen.replica_set
+        if replica_set is not None and replica_set.epoch >= max(epochs.values()):
+            return _begun(replica_set, seen.presences, names)
         brokers = {seen.presences[name].broker for name in names}
         if len(brokers) > 1 or not max(epochs.values()):
             raise OperationRefused(
                 "these replicas have not been in one replica set: see the --data-path of each"
             )
-        wanted = self._made(
+        document = self._made(
             lambda: ReplicaSet.recreated(
                 {name: seen.presences[name].address for name in names},
                 broker=brokers.pop(),
@@ -238,28 +244,24 @@ class Operations:
                 min_in_sync=min_in_sync,
             ).named({name: seen.presences[name] for name in names})
         )
-        return await self._change(lambda seen: _made_once(seen.replica_set, wanted, wanted.epoch))
+        return await self._change(
+            lambda seen: _made_once(seen.replica_set, document, document.epoch)
+        )
 
     async def until_primary(self, made: ReplicaSet) -> None:
-        """Wait until a set that was made anew has a primary: all of its replicas must answer first.
+        """Wait until a recreated set has a primary: all of its replicas must answer first.
 
         Raises OperationRefused: there is none in time; the text names the replicas that are not
         running.
         """
         absent: list[str] = []
 
-        async def wait() -> Seen:
-            while True:
-                seen = await self.look()
-                absent[:] = sorted(made.replicas.keys() - seen.presences.keys())
-                found = self._require(seen)
-                primary = seen.presences.get(found.primary or "")
-                if primary is not None and primary.role == "primary":
-                    return seen
-                await asyncio.sleep(_LOOK_S)  # The store does not notify of changes.
+        def has_primary(seen: Seen) -> bool:
+            absent[:] = sorted(made.replicas.keys() - seen.presences.keys())
+            return _has_primary(self._require(seen), seen.presences)
 
-        await self._in_time(
-            wait(),
+        await self._until(
+            has_primary,
             lambda: (
                 "the replica set is made anew, but it has no primary: all of"
                 f" {', '.join(sorted(made.replicas))} must answer before one is elected, and"
@@ -276,10 +278,10 @@ class Operations:
         """Change how many replicas must have a message, or be in sync. Raises OperationRefused."""
 
         def changed(seen: Seen) -> ReplicaSet:
-            found = self._require(seen)
-            wanted = found.wanted_copies if copies is None else copies
-            least = found.min_in_sync if min_in_sync is None else min_in_sync
-            return replace(found, wanted_copies=wanted, min_in_sync=least)
+            replica_set = self._require(seen)
+            copy_count = replica_set.wanted_copies if copies is None else copies
+            min_count = replica_set.min_in_sync if min_in_sync is None else min_in_sync
+            return replace(replica_set, wanted_copies=copy_count, min_in_sync=min_count)
 
         return await self._change(changed)
 
@@ -302,43 +304,42 @@ class Operations:
         """Swap the document for an edited one; if another change comes first, edit that."""
         problem = "it changes all the time"
         for _ in range(_MAX_TRIES):
-            seen = await self.look()
-            wanted = self._made(lambda seen=seen: edit(seen))  # type: ignore[misc]
-            if wanted == seen.replica_set:
-                return wanted
+            seen = await self.read()
+            edited = self._made(lambda seen=seen: edit(seen))  # type: ignore[misc]
+            if edited == seen.replica_set:
+                return edited
             try:
-                if await self._store.swap(wanted, seen.version):
-                    return wanted
+                if await self._store.swap(edited, seen.version):
+                    return edited
             except SwapUnclear as error:
                 problem = str(error)
         raise OperationRefused(f"the replica set could not be changed: {problem}")
 
-    async def _until(self, is_there: Callable[[Seen], bool], problem: str) -> Seen:
-        """Look until something has happened. Raises OperationRefused with the problem."""
+    async def _until(self, is_there: Callable[[Seen], bool], problem: Callable[[], str]) -> Seen:
+        """Read the store until something has happened.
 
-        async def wait() -> Seen:
-            while True:
-                seen = await self.look()
-                if is_there(seen):
-                    return seen
-                await asyncio.sleep(_LOOK_S)  # The store does not notify of changes.
-
-        return await self._in_time(wait(), lambda: problem)
+        Raises OperationRefused, with the problem: it did not happen in time.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    seen = await self.read()
+                    if is_there(seen):
+                        return seen
+                    await asyncio.sleep(_POLL_S)  # The store does not notify of changes.
+        except TimeoutError:
+            raise OperationRefused(f"{problem()} (waited {self._timeout_s:g} s)") from None
 
     async def _present(self, names: Sequence[str]) -> Seen:
-        """Look until all of some replicas are running."""
+        """Wait until replicas are running. Raises OperationRefused."""
         missing = list(names)
 
-        async def wait() -> Seen:
-            while True:
-                seen = await self.look()
-                missing[:] = [name for name in names if name not in seen.presences]
-                if not missing:
-                    return seen
-                await asyncio.sleep(_LOOK_S)
+        def are_present(seen: Seen) -> bool:
+            missing[:] = [name for name in names if name not in seen.presences]
+            return not missing
 
-        return await self._in_time(
-            wait(),
+        return await self._until(
+            are_present,
             lambda: (
                 f"{_are(missing)} not running in this replica set: start each with `martlet broker"
                 f" --replica-name={missing[0]} --replica-address=HOST:4153 --metadata=..."
@@ -346,70 +347,69 @@ class Operations:
             ),
         )
 
-    async def _in_time(self, work: Awaitable[Seen], problem: Callable[[], str]) -> Seen:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await work
-        except TimeoutError:
-            raise OperationRefused(f"{problem()} (waited {self._timeout_s:g} s)") from None
 
-
-def _require_member(found: ReplicaSet, name: str) -> None:
-    if name not in found.replicas:
+def _require_member(replica_set: ReplicaSet, name: str) -> None:
+    if name not in replica_set.replicas:
         raise OperationRefused(
             f"{name} is no member of the replica set: its members are"
-            f" {', '.join(sorted(found.replicas))}"
+            f" {', '.join(sorted(replica_set.replicas))}"
         )
 
 
-def _there_is(found: ReplicaSet) -> str:
-    return f"there is a replica set already, of {', '.join(sorted(found.replicas))}"
+def _there_is(replica_set: ReplicaSet) -> str:
+    return f"there is a replica set already, of {', '.join(sorted(replica_set.replicas))}"
 
 
-def _made_once(found: ReplicaSet | None, wanted: ReplicaSet, epoch: int = 0) -> ReplicaSet:
-    """Return the set to write in place of none, or of one before an epoch. Where the answer of a
-    swap was lost, replicas may have gone on from what it wrote. Raises OperationRefused.
+def _made_once(current: ReplicaSet | None, document: ReplicaSet, epoch: int = 0) -> ReplicaSet:
+    """Return the document to write where there is none, or one before an epoch. Else return the
+    current one, which an earlier try may have written before its answer was lost.
+
+    Raises OperationRefused: it is of other replicas.
     """
-    if found is None or found.epoch < epoch:
-        return wanted
-    if (found.broker, found.replicas) != (wanted.broker, wanted.replicas):
-        raise OperationRefused(_there_is(found))
-    return found
+    if current is None or current.epoch < epoch:
+        return document
+    if (current.broker, current.replicas) != (document.broker, document.replicas):
+        raise OperationRefused(_there_is(current))
+    return current
+
+
+def _has_primary(replica_set: ReplicaSet, presences: Mapping[str, Presence]) -> bool:
+    primary = presences.get(replica_set.primary or "")
+    return primary is not None and primary.role == "primary"
 
 
 def _begun(
-    found: ReplicaSet, presences: Mapping[str, Presence], names: Sequence[str]
+    document: ReplicaSet, presences: Mapping[str, Presence], names: Sequence[str]
 ) -> ReplicaSet:
-    """Return a set that is to have a primary, as it was made anew. Raises OperationRefused."""
-    primary = presences.get(found.primary or "")
-    if primary is not None and primary.role == "primary":
+    """Return a recreated set that has no primary yet. Raises OperationRefused."""
+    if _has_primary(document, presences):
         raise OperationRefused(
-            f"the replica set is there, at epoch {found.epoch}: see `martlet replicas show`"
+            f"the replica set is there, at epoch {document.epoch}: see `martlet replicas show`"
         )
-    if found.replicas.keys() != set(names):
+    if document.replicas.keys() != set(names):
         raise OperationRefused(
-            f"{_there_is(found)}, and it has no primary: start them all, or, if one cannot run,"
+            f"{_there_is(document)}, and it has no primary: start them all, or, if one cannot run,"
             " make another one the primary with `martlet replicas force NAME --accept-loss`"
         )
-    return found
+    return document
 
 
 def _resized(before: ReplicaSet, after: ReplicaSet) -> ReplicaSet:
-    """Keep to a majority of copies, where that was so before."""
+    """Keep to a majority of copies if it was one before."""
     majority = len(before.replicas) // 2 + 1
     if before.wanted_copies != majority:
         return after
-    wanted = len(after.replicas) // 2 + 1
-    least = wanted if before.min_in_sync == majority else after.min_in_sync
+    copies = len(after.replicas) // 2 + 1
+    min_in_sync = copies if before.min_in_sync == majority else after.min_in_sync
     # The primary makes as many copies as are wanted.
-    return replace(after, wanted_copies=wanted, min_in_sync=least)
+    return replace(after, wanted_copies=copies, min_in_sync=min_in_sync)
 
 
-def _successor(found: ReplicaSet, presences: Mapping[str, Presence]) -> str:
+def _successor(replica_set: ReplicaSet, presences: Mapping[str, Presence]) -> str:
     ready = [
         name
-        for name in found.in_sync
-        if name != found.primary and name in presences and presences[name].is_whole
+        for name in replica_set.in_sync
+        if name != replica_set.primary and name in presences and presences[name].is_whole
     ]
     if not ready:
         raise OperationRefused("no other replica is in sync: see `martlet replicas show`")

@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, OptionError
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP
+from martlet.replica.note import ReplicaFailed
 from martlet.server.build import allow_many_files
 from martlet.server.flusher import RETRY_S
 from martlet.server.listeners import Listeners
@@ -108,7 +108,7 @@ class ReplicaProcess:
                         await asyncio.sleep(RETRY_S)
                     if self._is_stopping or not error.may_pass:
                         raise
-                # The next node reads its log first, and looks for the primary then.
+                # The next node reads its log first, and the document then.
                 self._keep_primary()
                 self.node = ReplicaNode(self.options, self._store, self, self.log, is_first=False)
                 # The broker that is dropped keeps files open, and was excluded from collections.
@@ -125,7 +125,7 @@ class ReplicaProcess:
             await self._store.close()
 
     async def _run_node(self) -> None:
-        """Run the node, and say it if it goes on after a lack of space. Raises as `run`."""
+        """Run the node, and log when it goes on after a lack of space. Raises as `run`."""
 
         async def goes_on() -> None:
             await self.node.is_useful.wait()
@@ -186,15 +186,19 @@ class ReplicaProcess:
         return address if name and is_other else None
 
     def _keep_primary(self) -> None:
-        """Keep who is primary by the newest look, for when there is none: the metadata store loses
-        the document, or has an old one, or a new node has not looked yet.
+        """Keep who is primary by the newest document. It is needed when the metadata store has lost
+        the document or has an old one, or a new node has not read it yet.
         """
         replica: Replica | None = getattr(self.node, "replica", None)
         seen = replica.seen if replica is not None else None
-        found = seen.replica_set if seen is not None else None
+        replica_set = seen.replica_set if seen is not None else None
         pledged = replica.note.pledged if replica is not None else 0
-        if found is not None and found.primary is not None and found.epoch >= pledged:
-            self._last_primary = (found.primary, found.replicas[found.primary])
+        if (
+            replica_set is not None
+            and replica_set.primary is not None
+            and replica_set.epoch >= pledged
+        ):
+            self._last_primary = (replica_set.primary, replica_set.replicas[replica_set.primary])
 
     def _is_primary(self) -> bool:
         return self.node.is_serving.is_set()

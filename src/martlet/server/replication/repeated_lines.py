@@ -42,8 +42,8 @@ class RepeatedLines(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Called by the logger for each line."""
         args = record.args if isinstance(record.args, tuple) else ()
-        key = (record.msg, *(_without_port(each) for each in args))
-        args = tuple(shown_name(each) if isinstance(each, tuple) else each for each in args)
+        key = (record.msg, *(_without_port(arg) for arg in args))
+        args = tuple(shown_name(arg) if isinstance(arg, tuple) else arg for arg in args)
         now_s = self._clock()
         logged_s = self._logged_s.get(key)
         if logged_s is not None and now_s < logged_s + INTERVAL_S:

@@ -74,7 +74,7 @@ class _Pipe(asyncio.Protocol):
     """One end of a splice: what it receives goes out at the other end."""
 
     _has_ended = False
-    """Whether what is at this end has said that it sends no more."""
+    """Whether the peer at this end has said that it sends no more."""
 
     def __init__(self, other: asyncio.Transport) -> None:
         self._other = other
@@ -132,8 +132,8 @@ async def open_splice(
 
     Returns the connection, to be released, and the primary's epoch.
 
-    Raises OSError: there is no primary, it did not answer, or a descriptor of the log's would be
-    taken. It has got no byte of the client.
+    Raises OSError: there is no primary, it did not answer, or the log needs the file descriptor.
+    The primary has got no byte of the client.
     """
     address = finder.primary_address()
     if address is None:
@@ -172,7 +172,7 @@ class SplicedConnection(_Pipe):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hold the client, and look for the primary."""
+        """Hold the client until there is a primary."""
         super().connection_made(transport)
         assert self._transport is not None
         self._finder.spliced.add(self)

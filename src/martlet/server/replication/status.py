@@ -45,30 +45,34 @@ class AddressBook:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._known: dict[str, ClientAddresses] = {}
+        self._addresses: dict[str, ClientAddresses] = {}
         with suppress(ValueError, TypeError, AttributeError):
-            known = json.loads(storage.read(ADDRESSES_NAME) or b"{}")
-            self._known = {name: ClientAddresses(*map(str, each)) for name, each in known.items()}
+            stored = json.loads(storage.read(ADDRESSES_NAME) or b"{}")
+            self._addresses = {
+                name: ClientAddresses(*map(str, fields)) for name, fields in stored.items()
+            }
 
     def find(self, name: str) -> ClientAddresses | None:
         """Return the addresses of a replica; None where they are not known."""
-        return self._known.get(name)
+        return self._addresses.get(name)
 
     def note(self, seen: Seen) -> None:
         """Keep what the replicas of the set announce, and forget those that were removed."""
-        found = seen.replica_set
-        if found is None:
+        replica_set = seen.replica_set
+        if replica_set is None:
             return
-        known = self._known | {
-            name: ClientAddresses(each.tcp_address, each.http_address)
-            for name, each in seen.presences.items()
-            if each.tcp_address or each.http_address
+        addresses = self._addresses | {
+            name: ClientAddresses(presence.tcp_address, presence.http_address)
+            for name, presence in seen.presences.items()
+            if presence.tcp_address or presence.http_address
         }
-        known = {name: known[name] for name in sorted(known.keys() & found.replicas.keys())}
-        if known != self._known:
-            self._known = known
+        addresses = {
+            name: addresses[name] for name in sorted(addresses.keys() & replica_set.replicas.keys())
+        }
+        if addresses != self._addresses:
+            self._addresses = addresses
             with suppress(OSError):  # It is known until this process ends.
-                self._storage.replace(ADDRESSES_NAME, json.dumps(known).encode())
+                self._storage.replace(ADDRESSES_NAME, json.dumps(addresses).encode())
 
 
 class ReplicaStatus:
@@ -116,7 +120,7 @@ class ReplicaStatus:
         now_ns = node.now_ns()
         presence = replica.presence(now_ns)
         seen = replica.seen
-        found = seen.replica_set if seen is not None else None
+        replica_set = seen.replica_set if seen is not None else None
         report: Report = {
             "replica": node.options.replica_name,
             "replica_set": node.options.replica_set,
@@ -132,21 +136,21 @@ class ReplicaStatus:
         }
         if isinstance(replica.role, Standby):
             report["lag_bytes"] = replica.role.lag_bytes
-        if found is None or seen is None:
+        if replica_set is None or seen is None:
             return report
-        primary = seen.presences.get(found.primary or "")
+        primary = seen.presences.get(replica_set.primary or "")
         return report | {
-            "primary": found.primary,
-            "in_sync": sorted(found.in_sync),
-            "copies": found.copies,
-            "wanted_copies": found.wanted_copies,
-            "min_in_sync": found.min_in_sync,
+            "primary": replica_set.primary,
+            "in_sync": sorted(replica_set.in_sync),
+            "copies": replica_set.copies,
+            "wanted_copies": replica_set.wanted_copies,
+            "min_in_sync": replica_set.min_in_sync,
             "last_failover": primary.began_s if primary is not None else 0,
             "replicas": {
-                name: {"address": address, "is_in_sync": name in found.in_sync}
+                name: {"address": address, "is_in_sync": name in replica_set.in_sync}
                 | self._of_clients(name)
                 | self._lag(replica.role, name, now_ns)
-                for name, address in found.replicas.items()
+                for name, address in replica_set.replicas.items()
             },
         }
 
@@ -159,19 +163,18 @@ class ReplicaStatus:
         }
 
     def http_addresses(self) -> list[str]:
-        """Return the HTTP addresses of all replicas, as far as they are known; of a dead one the
+        """Return the HTTP addresses of the replicas that have announced one; of a dead replica the
         last that it had.
         """
         seen = self._node.replica.seen
-        found = seen.replica_set if seen is not None else None
-        names = found.replicas if found is not None else {}
-        known = [each for name in names if (each := self._node.addresses.find(name))]
-        return [each.http_address for each in known if each.http_address]
+        replica_set = seen.replica_set if seen is not None else None
+        names = replica_set.replicas if replica_set is not None else {}
+        addresses = [address for name in names if (address := self._node.addresses.find(name))]
+        return [address.http_address for address in addresses if address.http_address]
 
     def _of_clients(self, name: str) -> Report:
-        """Report where clients of a replica connect, if that is known."""
-        known = self._node.addresses.find(name)
-        return known._asdict() if known is not None else {}
+        addresses = self._node.addresses.find(name)
+        return addresses._asdict() if addresses is not None else {}
 
     @staticmethod
     def _lag(role: object, name: str, now_ns: int) -> Report:
@@ -193,7 +196,7 @@ class ReplicaStatus:
         return metrics_of(self.report())
 
     def routes(self) -> Routes:
-        """The endpoints of each role."""
+        """Return the endpoints of every role."""
         return {
             "/replica": {"GET": self.show},
             "/replica/primary": {"GET": self.show_whether_primary},
@@ -225,85 +228,63 @@ def metrics_of(report: Report) -> str:
     ]
     text = prometheus.head(name, "gauge", "1 for the role that this replica has.")
     text += prometheus.values(name, roles)
-    text += prometheus.lone(_lone(report))
-    for metric, help_text, read in (
-        ("martlet_replica_lag_bytes", "Bytes of the log that a standby lacks.", _lag_bytes),
-        ("martlet_replica_lag_seconds", "How old what a standby lacks is.", _lag_s),
+    text += prometheus.lone(
+        (f"martlet_replica_{metric}", "counter" if metric == "epoch" else "gauge", help_text, value)
+        for metric, help_text, value in _lone(report)
+    )
+    for metric, help_text, field, scale in (
+        ("martlet_replica_lag_bytes", "Bytes of the log that a standby lacks.", "lag_bytes", 1),
+        ("martlet_replica_lag_seconds", "How old what a standby lacks is.", "lag_ms", 1000),
     ):
         text += prometheus.head(metric, "gauge", help_text)
-        text += prometheus.values(metric, [(at, read(fields)) for at, fields in standbys])
+        text += prometheus.values(metric, [(at, int(row[field]) / scale) for at, row in standbys])
     return text
 
 
-def _lag_bytes(fields: Report) -> float:
-    return int(fields["lag_bytes"])
-
-
-def _lag_s(fields: Report) -> float:
-    return int(fields["lag_ms"]) / 1000
-
-
-def _lone(report: Report) -> list[tuple[str, str, str, float]]:
-    """Return the metrics that have no labels."""
+def _lone(report: Report) -> list[tuple[str, str, float]]:
+    """Return the metrics without labels: name, help and value."""
+    store = report["metadata_store"]
     return [
+        ("epoch", "The epoch, which rises with each new primary.", report["epoch"]),
+        ("in_sync", "Replicas in sync, the primary included.", len(report.get("in_sync", ()))),
         (
-            "martlet_replica_epoch",
-            "counter",
-            "The epoch, which rises with each new primary.",
-            report["epoch"],
-        ),
-        (
-            "martlet_replica_in_sync",
-            "gauge",
-            "Replicas in sync, the primary included.",
-            len(report.get("in_sync", ())),
-        ),
-        (
-            "martlet_replica_set_replicas",
-            "gauge",
+            "set_replicas",
             "Replicas of the replica set, those out of sync included.",
             len(report.get("replicas", ())),
         ),
         (
-            "martlet_replica_wanted_copies",
-            "gauge",
+            "wanted_copies",
             "The number of replicas that are to have each message.",
             report.get("wanted_copies", 0),
         ),
         (
-            "martlet_replica_end_position_bytes",
-            "gauge",
+            "end_position_bytes",
             "The position at which this replica's log ends.",
             report["end_position"],
         ),
         (
-            "martlet_replica_confirmed_position_bytes",
-            "gauge",
+            "confirmed_position_bytes",
             "The position up to which enough replicas have the log.",
             report["confirmed_position"],
         ),
         (
-            "martlet_replica_whole",
-            "gauge",
+            "whole",
             "1 while this replica has all that it ever acknowledged.",
             int(report["is_whole"]),
         ),
         (
-            "martlet_replica_last_failover_timestamp_seconds",
-            "gauge",
+            "last_failover_timestamp_seconds",
             "When the epoch began, in seconds since 1970.",
             report.get("last_failover", 0),
         ),
         (
-            "martlet_replica_metadata_store_reachable",
-            "gauge",
+            "metadata_store_reachable",
             "1 while the metadata store answers; without it there is no failover.",
-            int(report["metadata_store"]["is_reachable"]),
+            int(store["is_reachable"]),
         ),
         (
-            "martlet_replica_metadata_store_silent_seconds",
-            "gauge",
+            "metadata_store_silent_seconds",
             "The time since the metadata store answered.",
-            report["metadata_store"]["silent_ms"] / 1000,
+            store["silent_ms"] / 1000,
         ),
     ]

@@ -199,9 +199,9 @@ class SecretHandshake:
         """
         if len(self._received) < length:
             return None
-        part = bytes(self._received[len(MAGIC) : length])
+        taken = bytes(self._received[len(MAGIC) : length])
         del self._received[:length]
-        return part
+        return taken
 
     def _check(self, proof: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(proof, expected):

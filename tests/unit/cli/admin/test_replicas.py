@@ -131,7 +131,7 @@ def test_a_replica_that_waits_for_its_set_does_not_listen_yet_and_runs(
 
 def test_a_removal_that_was_begun_and_not_finished_is_shown() -> None:
     presences = {"c": Presence(3, 4000, role="standby")}
-    lines = show_lines(Seen(FOUND.asked_to_remove("c"), 3, presences), {}, 1300)
+    lines = show_lines(Seen(FOUND.with_leaving("c"), 3, presences), {}, 1300)
     assert lines[-1].endswith(
         "its removal was begun: finish it with `martlet replicas remove c`, or keep it with"
         " `martlet replicas add c`"

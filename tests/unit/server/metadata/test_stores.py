@@ -54,7 +54,7 @@ async def answers(store: MetadataStore) -> None:
     """Wait until etcd has elected its leader."""
     for _ in range(200):
         try:
-            await store.look()
+            await store.read()
         except StoreUnreachable:
             await asyncio.sleep(0.05)  # Another process starts; nothing tells when.
             continue
@@ -63,16 +63,16 @@ async def answers(store: MetadataStore) -> None:
 
 
 async def test_a_swap_needs_the_version_that_is_there(store: MetadataStore) -> None:
-    assert await store.look() == (None, 0, {})
+    assert await store.read() == (None, 0, {})
     version = await store.swap(FIRST, 0)
     assert version
     assert await store.swap(FIRST.elected("a"), 0) is None
-    assert await store.look() == (FIRST, version, {})
+    assert await store.read() == (FIRST, version, {})
     later = await store.swap(FIRST.elected("a"), version)
     assert later is not None
     assert later > version
     assert await store.swap(FIRST.touched(), version) is None
-    assert await store.look() == (FIRST.elected("a"), later, {})
+    assert await store.read() == (FIRST.elected("a"), later, {})
 
 
 async def test_of_many_swaps_of_one_version_one_succeeds(store: MetadataStore) -> None:
@@ -81,7 +81,7 @@ async def test_of_many_swaps_of_one_version_one_succeeds(store: MetadataStore) -
     swaps = [store.swap(replace(FIRST, touch=number), version) for number in range(10)]
     outcomes = await asyncio.gather(*swaps)
     assert len([outcome for outcome in outcomes if outcome is not None]) == 1
-    seen = await store.look()
+    seen = await store.read()
     assert seen.replica_set is not None
     assert outcomes[seen.replica_set.touch] == seen.version
 
@@ -89,21 +89,21 @@ async def test_of_many_swaps_of_one_version_one_succeeds(store: MetadataStore) -
 async def test_a_presence_is_seen_until_it_expires(store: MetadataStore) -> None:
     await store.announce("a", Presence(epoch=3, end_position=80))
     await store.announce("a", Presence(epoch=4, end_position=160, yields=True))
-    seen = await store.look()
+    seen = await store.read()
     assert seen.presences == {"a": Presence(epoch=4, end_position=160, yields=True)}
     for _ in range(200):
-        if not (await store.look()).presences:
+        if not (await store.read()).presences:
             break
         await asyncio.sleep(0.1)  # It expires by itself.
     else:
         pytest.fail("the presence did not expire within 20 s")
     await store.announce("a", Presence(epoch=5))
-    assert (await store.look()).presences == {"a": Presence(epoch=5)}
+    assert (await store.read()).presences == {"a": Presence(epoch=5)}
 
 
 async def test_a_presence_is_renewed_many_times_at_once(store: MetadataStore) -> None:
     await asyncio.gather(*(store.announce("a", Presence(epoch=3)) for _ in range(50)))
-    assert (await store.look()).presences == {"a": Presence(epoch=3)}
+    assert (await store.read()).presences == {"a": Presence(epoch=3)}
 
 
 async def test_brokers_do_not_see_each_other(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_brokers_do_not_see_each_other(tmp_path: Path) -> None:
     one, other = SqliteStore(path, "1"), SqliteStore(path, "2")
     await one.swap(FIRST, 0)
     await one.announce("a", Presence())
-    assert await other.look() == (None, 0, {})
+    assert await other.read() == (None, 0, {})
     await one.close()
     await other.close()
 
@@ -122,7 +122,7 @@ async def test_a_presence_ends_with_the_boot(tmp_path: Path) -> None:
     before = SqliteStore(path, "1", boot_id="one")
     await before.announce("a", Presence())
     after = SqliteStore(path, "1", boot_id="two", clock_ns=lambda: 0)
-    assert (await after.look()).presences == {}
+    assert (await after.read()).presences == {}
     await before.close()
     await after.close()
 
@@ -133,7 +133,7 @@ async def test_what_a_store_cannot_do_is_named(tmp_path: Path) -> None:
     path.with_name("replicas.db.presences").touch()
     store = SqliteStore(path, "1")
     with pytest.raises(StoreUnreachable, match=r"replicas\.db: unable to open database file"):
-        await store.look()
+        await store.read()
     with pytest.raises(StoreUnreachable, match=r"replicas\.db: file exists$"):
         await store.announce("a", Presence())
     with pytest.raises(SwapUnclear, match=r"replicas\.db"):
@@ -143,7 +143,7 @@ async def test_what_a_store_cannot_do_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}: connection refused; is"
     ):
-        await nowhere.look()
+        await nowhere.read()
     with pytest.raises(SwapUnclear, match="etcd did not answer"):
         await nowhere.swap(FIRST, 0)
     await nowhere.close()
@@ -177,19 +177,19 @@ async def test_a_process_that_is_stopped_in_the_store_keeps_nobody_from_an_elect
         stopped.execute("BEGIN EXCLUSIVE")
         stopped.execute("UPDATE replica_set SET version = 9")
         await store.announce("b", Presence(epoch=1))
-        assert await store.look() == (FIRST.touched(), 2, {"b": Presence(epoch=1)})
+        assert await store.read() == (FIRST.touched(), 2, {"b": Presence(epoch=1)})
     await store.close()
 
 
 async def test_the_presence_of_an_earlier_version_is_seen(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "replicas.db", "1", boot_id="one", clock_ns=lambda: 5)
-    await store.look()
+    await store.read()
     with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
         for name, until_ns in (("a", 9), ("b", 9), ("c", 5)):
             row = ("1", name, "one", until_ns, Presence(epoch=1).pack())
             other.execute("INSERT INTO presence VALUES (?, ?, ?, ?, ?)", row)
     await store.announce("a", Presence(epoch=2))
-    assert (await store.look()).presences == {"a": Presence(epoch=2), "b": Presence(epoch=1)}
+    assert (await store.read()).presences == {"a": Presence(epoch=2), "b": Presence(epoch=1)}
     await store.close()
 
 
@@ -214,7 +214,7 @@ async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
     await two.announce("a", Presence(epoch=1))
     await put(etcd, f"/martlet/{set_name}/replica/z", value)
     for store in (one, two):
-        seen = await store.look()
+        seen = await store.read()
         assert (seen.replica_set, seen.presences) == (FIRST, {"a": Presence(epoch=1)})
 
     with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
@@ -222,7 +222,7 @@ async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
     await put(etcd, f"/martlet/{set_name}/state", value)
     for store in (one, two):
         with pytest.raises(BadReplicaSet):
-            await store.look()
+            await store.read()
         await store.close()
 
 
@@ -248,7 +248,7 @@ async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes
     async with answering(answer) as address:
         store = EtcdStore([address], "1")
         with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \({address}"):
-            await store.look()
+            await store.read()
         with pytest.raises(SwapUnclear):
             await store.swap(FIRST, 0)
         await store.close()
@@ -264,7 +264,7 @@ async def test_a_redirect_is_not_followed() -> None:
     async with answering(answer) as address:
         store = EtcdStore([address], "1")
         with pytest.raises(StoreUnreachable, match="status 307"):
-            await store.look()
+            await store.read()
         await store.close()
     assert asked == {"/v3/kv/range"}
 

@@ -25,10 +25,9 @@ from tests.polling import until
 from martlet.log.folder import read_boot_id
 from martlet.log.storage import DiskSegment
 from martlet.options import BrokerOptions
-from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
 from martlet.replica.life import Life
-from martlet.replica.note import ReplicaNote
+from martlet.replica.note import ReplicaFailed, ReplicaNote
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.build import build_server
 from martlet.server.http import server as http_server
@@ -197,7 +196,7 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
     process = ReplicaProcess(node.options, log)
     running_again = asyncio.create_task(process.run())
     async with asyncio.timeout(50):
-        while not hasattr(process.node, "replica") or not process.node.replica.problem:  # noqa: ASYNC110, looks tell nobody
+        while not hasattr(process.node, "replica") or not process.node.replica.problem:  # noqa: ASYNC110, the store does not notify
             await asyncio.sleep(0.01)
     report = process.node.status.report()
     assert report["problem"] == (
@@ -226,11 +225,11 @@ async def test_a_primary_that_was_replaced_says_so_whoever_announced_last(
         assert isinstance(process, ReplicaProcess)
         monkeypatch.setattr(SqliteStore, "announce", announce_last)
         monkeypatch.setattr(sqlite_store, "PRESENCE_S", 1000)
-        seen = await node._store.look()
+        seen = await node._store.read()
         # An announcement of its own may still be on its way.
         while seen.presences["a"].instance != "other":
             await node.membership.announce(node.replica, node.now_ns(), 0)
-            seen = await node._store.look()
+            seen = await node._store.read()
         assert seen.replica_set is not None
         life = Life(seen.replica_set.last_life + 1, "other", "another folder")
         claimed = seen.replica_set.claimed("a", life, other.address)
@@ -441,7 +440,7 @@ async def test_a_store_that_is_full_does_not_flood_the_log(
             for _ in range(20):
                 node.swap(found.replica_set, found.version)
                 await node._announce()
-                await node.membership.look(node.replica)
+                await node.membership.poll(node.replica)
                 node._say("a standby")
                 node._say("a standby: no room")
     for words in ("no space", "is a standby", "store again"):
@@ -454,7 +453,7 @@ async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -
         store = SqliteStore(tmp_path / "replicas.db", "martlet")
         await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
         async with asyncio.timeout(50):
-            while not (problem := (await store.look()).presences["a"].problem):
+            while not (problem := (await store.read()).presences["a"].problem):
                 await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
                 await asyncio.sleep(0.05)
         await store.close()
@@ -465,7 +464,7 @@ async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -
         assert not node.replica.problem
 
 
-@pytest.mark.parametrize("fails", [("look", "announce"), ("announce",), ("look",)])
+@pytest.mark.parametrize("fails", [("read", "announce"), ("announce",), ("read",)])
 async def test_a_metadata_store_that_is_away_is_in_the_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: tuple[str, ...]
 ) -> None:
@@ -478,7 +477,7 @@ async def test_a_metadata_store_that_is_away_is_in_the_metrics(
 
         async def until(is_reachable: bool) -> None:
             async with asyncio.timeout(50):
-                while store()["is_reachable"] is not is_reachable:  # noqa: ASYNC110, looks tell nobody
+                while store()["is_reachable"] is not is_reachable:  # noqa: ASYNC110, the store does not notify
                     await asyncio.sleep(0.01)
 
         assert store()["is_reachable"]
@@ -751,7 +750,7 @@ async def test_flags_of_the_first_replica_set_warn_without_initial_replicas(
     process = ReplicaProcess(options, log)
     going = asyncio.create_task(process.run())
     async with asyncio.timeout(50):
-        while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110, looks tell nobody
+        while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110, the store does not notify
             await asyncio.sleep(0.01)
     process.stop()
     await going

@@ -41,7 +41,7 @@ class Operator:
     async def answer(self, change: Callable[[ReplicaSet], ReplicaSet | None]) -> None:
         """Be the primary: change the document as soon as it asks for something."""
         while True:
-            seen = await self.store.look()
+            seen = await self.store.read()
             assert seen.replica_set is not None
             wanted = change(seen.replica_set)
             if wanted is not None:
@@ -64,7 +64,7 @@ async def test_a_set_is_made_of_running_replicas(operator: Operator) -> None:
     assert found == ReplicaSet.first(
         "a", {name: ADDRESSES[name] for name in "abc"}, broker="id", epoch=3, min_in_sync=1
     )
-    assert (await operator.store.look()).replica_set == found
+    assert (await operator.store.read()).replica_set == found
     with pytest.raises(OperationRefused, match="there is a replica set already, of a, b, c"):
         await operator.do.create("abc", copies=None, min_in_sync=None)
 
@@ -90,7 +90,7 @@ async def test_no_set_is_made_at_the_cost_of_messages(
     await operator.announce("b", **fields)
     with pytest.raises(OperationRefused, match=f"b .*{why}"):
         await operator.do.create("abc", copies=None, min_in_sync=None)
-    assert (await operator.store.look()).replica_set is None
+    assert (await operator.store.read()).replica_set is None
 
 
 async def test_a_replica_that_does_not_run_is_named(operator: Operator) -> None:
@@ -140,7 +140,7 @@ async def test_a_replica_that_the_primary_keeps_is_not_removed(operator: Operato
     before = await operator.set_of("abc", "abc")
     with pytest.raises(OperationRefused, match=r"did not take c out of sync.*waited 1 s"):
         await operator.do.remove("c")
-    assert (await operator.store.look()).replica_set == before
+    assert (await operator.store.read()).replica_set == before
     with pytest.raises(OperationRefused, match="a is the primary: first make another"):
         await operator.do.remove("a")
     with pytest.raises(OperationRefused, match="x is no member of the replica set"):
@@ -150,7 +150,7 @@ async def test_a_replica_that_the_primary_keeps_is_not_removed(operator: Operato
 async def test_a_removal_that_was_begun_and_not_finished_is_taken_back(operator: Operator) -> None:
     """The command that removes it was killed: its replica would never be in sync again."""
     found = await operator.set_of("abc", "ab")
-    assert await operator.store.swap(found.asked_to_remove("c"), 1)
+    assert await operator.store.swap(found.with_leaving("c"), 1)
     assert await operator.do.add("c") == found
     with pytest.raises(OperationRefused, match="c is a replica already"):
         await operator.do.add("c")
@@ -181,9 +181,7 @@ async def test_a_hand_over_that_the_primary_refuses_has_failed(operator: Operato
     with pytest.raises(OperationRefused, match="d is not in sync, and is not running"):
         await operator.do.hand_over("d")
     primary = asyncio.create_task(
-        operator.answer(
-            lambda found: found.asked_to_hand_over(None) if found.hand_over_to else None
-        )
+        operator.answer(lambda found: found.with_hand_over(None) if found.hand_over_to else None)
     )
     with pytest.raises(OperationRefused, match="a is the primary: b was not ready"):
         await operator.do.hand_over("b")
@@ -194,7 +192,7 @@ async def test_a_hand_over_of_a_dead_primary_is_taken_back(operator: Operator) -
     before = await operator.set_of("ab", "ab")
     with pytest.raises(OperationRefused, match="a, the primary, did not answer"):
         await operator.do.hand_over("b")
-    assert (await operator.store.look()).replica_set == before
+    assert (await operator.store.read()).replica_set == before
 
 
 async def test_a_replica_is_forced(operator: Operator) -> None:
@@ -293,7 +291,7 @@ async def test_a_set_whose_swap_was_answered_late_is_not_written_again(
     else:
         found = await operator.do.recreate("abc", min_in_sync=None)
     assert found.primary == "a"
-    assert (await operator.store.look()).replica_set == found
+    assert (await operator.store.read()).replica_set == found
 
 
 async def test_of_two_sets_that_are_made_at_once_the_first_one_stays(
@@ -311,7 +309,7 @@ async def test_of_two_sets_that_are_made_at_once_the_first_one_stays(
     monkeypatch.setattr(operator.store, "swap", late)
     with pytest.raises(OperationRefused, match="there is a replica set already, of a, b"):
         await operator.do.create("abc", copies=None, min_in_sync=None)
-    assert (await operator.store.look()).replica_set == others
+    assert (await operator.store.read()).replica_set == others
 
 
 async def test_an_old_document_is_replaced_and_a_good_one_is_not(operator: Operator) -> None:
