@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from martlet.addresses import Address, is_host
 from martlet.http_requests import TOKEN_FLAG, TRUSTED_FLAG
@@ -172,18 +171,8 @@ def _logged(options: UpOptions, config: str) -> list[str]:
     ]
 
 
-class _Ports:
-    """Chooses ports where any will do, no two the same."""
-
-    def __init__(self) -> None:
-        self._held = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._held.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
+class _Ports(ExitStack):
+    """Chooses ports where any will do, no two the same, and holds them until the exit."""
 
     def of(self, address: str, flag: str, number: int = 0, replica: int = 0) -> str:
         """Return the address of one replica of one broker, from that of the first broker."""
@@ -192,7 +181,7 @@ class _Ports:
             port += PORT_STEP * number + REPLICA_PORT_STEP * replica
         else:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = self._held.enter_context(socket.socket(family))
+            sock = self.enter_context(socket.socket(family))
             # As the server does, so that ports in TIME_WAIT can be bound.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, 0))

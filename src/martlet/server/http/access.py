@@ -1,20 +1,13 @@
-"""Access to the routes of a broker's HTTP: some are open, and others are for operators.
+"""Access to the routes of a broker's HTTP: `ROUTES` says which are open, and to whom.
 
-nsqd's routes answer everyone, as in nsqd, and so do those for monitoring. But those that change
-something refuse pages of other sites in a browser, which sends headers that no client of NSQ does.
-Martlet's own routes read messages or change what operators decide: they answer operators alone. But
-those below ``/v1``, by which programs publish and receive, are for clients: for everyone, as NSQ's
-protocol is, or as AUTH says, which those routes check themselves, but for pages of other sites in a
-browser.
+nsqd's routes, and those for monitoring, answer everyone, but refuse changes by pages of other sites
+in a browser, which sends headers that no client of NSQ does. Martlet's own routes read messages or
+change what operators decide: they answer operators alone. Those below ``/v1``, which publish and
+receive, are for all clients that AUTH allows; those routes check it themselves.
 
-An operator is a client with
-
-- a token of ``--operator-token-file``, in the header ``Authorization: Bearer TOKEN``, or
-- a certificate that ``--tls-root-ca-file`` verifies, with
-  ``--tls-client-auth-policy=require-verify``, or
-- without a token file, a connection from this machine: by a loopback address or a Unix socket.
-
-The last two are ways in which a browser of this machine is an operator, too. A page of a stranger
+An operator has a token of ``--operator-token-file``, or a certificate that ``--tls-root-ca-file``
+verifies with ``--tls-client-auth-policy=require-verify``; or, without a token file, connects from
+this machine. The last two would make a browser of this machine an operator. A page of a stranger
 can use that browser (see `martlet.http_requests`), so they do not hold for requests of such a page.
 
 A standby decides about the clients that it has, and vouches to the primary for those that it

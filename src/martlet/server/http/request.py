@@ -81,13 +81,10 @@ class Request:
         is_vouched_for: whether the replica that has forwarded it says that its client is an
             operator; None if none has.
         own_hosts: the names in DNS by which browsers may reach the server.
-
-    Attributes:
-        is_operators: whether it was checked that the client is an operator.
     """
 
     __slots__ = (
-        *("_held", "_own_hosts", "_query", "_request", "is_operators", "is_vouched_for"),
+        *("_held", "_own_hosts", "_query", "raw", "is_operators", "is_vouched_for"),
         *("method", "path", "query_text", "target"),
     )
 
@@ -97,10 +94,11 @@ class Request:
         is_vouched_for: bool | None = None,
         own_hosts: frozenset[str] = frozenset(),
     ) -> None:
-        self._request = request
+        self.raw = request
         self._own_hosts = own_hosts
         self.is_vouched_for = is_vouched_for
         self.is_operators = False
+        """Whether it was checked that the client is an operator."""
         self.target = request.raw_path
         if not self.target.startswith(("/", "*")):  # the absolute form, as to a proxy
             self.target = request.rel_url.raw_path_qs
@@ -112,39 +110,34 @@ class Request:
         """The body, where it was read to be sent elsewhere."""
 
     @property
-    def raw(self) -> web.BaseRequest:
-        """The request as aiohttp has it, to be forwarded."""
-        return self._request
-
-    @property
     def remote_address(self) -> str:
         """The client's ``address:port``."""
-        return shown_peer(self._request.transport)
+        return shown_peer(self.raw.transport)
 
     @property
     def is_local(self) -> bool:
         """Whether the client is on this machine: at a loopback address or a Unix socket, and no
         proxy for another one.
         """
-        return is_local(self._request.transport) and not any(map(self.headers, PROXIED))
+        return is_local(self.raw.transport) and not any(map(self.headers, PROXIED))
 
     @property
     def tls_version(self) -> str:
         """The version of TLS of the client's connection, such as ``TLSv1.3``; empty without."""
-        transport = self._request.transport
+        transport = self.raw.transport
         session = None if transport is None else transport.get_extra_info("ssl_object")
         return (session.version() or "") if session is not None else ""
 
     @property
     def has_certificate(self) -> bool:
         """Whether the client has shown a certificate, which Python's ssl has verified."""
-        transport = self._request.transport
+        transport = self.raw.transport
         return transport is not None and bool(transport.get_extra_info("peercert"))
 
     @property
     def host(self) -> str:
         """The server that the client names, as ``host:port``."""
-        return self._request.host
+        return self.raw.host
 
     @property
     def client_host(self) -> str:
@@ -161,7 +154,7 @@ class Request:
         """The name in the certificate that the client has shown; empty without one, None without
         TLS.
         """
-        transport = self._request.transport
+        transport = self.raw.transport
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return None
         certificate = transport.get_extra_info("peercert") or {}
@@ -171,19 +164,19 @@ class Request:
     @property
     def is_of_browser(self) -> bool:
         """Whether a browser says that a page sends it."""
-        return is_of_browser(self._request.headers)
+        return is_of_browser(self.raw.headers)
 
     @property
     def is_of_other_site(self) -> bool:
         """Whether a browser says that it is sent for a page of another site."""
-        return is_of_other_site(self._request.headers, self._request.host)
+        return is_of_other_site(self.raw.headers, self.raw.host)
 
     @property
     def is_of_foreign_page(self) -> bool:
         """Whether a browser sends it for a page of another site, or under a name that may be such a
         page's: see `martlet.http_requests`.
         """
-        request = self._request
+        request = self.raw
         if self.is_of_other_site:
             return True
         transport = request.transport
@@ -198,7 +191,7 @@ class Request:
     @property
     def is_gone(self) -> bool:
         """Return whether the client is disconnected."""
-        transport = self._request.transport
+        transport = self.raw.transport
         return transport is None or transport.is_closing()
 
     @property
@@ -241,11 +234,11 @@ class Request:
     @property
     def header_names(self) -> Iterable[str]:
         """The names of the headers, as the client wrote them."""
-        return self._request.headers.keys()
+        return self.raw.headers.keys()
 
     def headers(self, name: str) -> list[str]:
         """Return the values of a header in order, with bytes that aiohttp escaped read as UTF-8."""
-        values = self._request.headers.getall(name, ())
+        values = self.raw.headers.getall(name, ())
         try:
             return [value.encode("utf-8", "surrogateescape").decode() for value in values]
         except UnicodeDecodeError:
@@ -265,12 +258,12 @@ class Request:
     @property
     def content_length(self) -> int:
         """Return the announced size of the body; 0 if it is not announced."""
-        return self._request.content_length or 0
+        return self.raw.content_length or 0
 
     @property
     def has_much_left(self) -> bool:
         """Return whether the rest of the body is too long to read it for the connection's sake."""
-        request = self._request
+        request = self.raw
         if request.content.at_eof():
             return False
         expects = "Expect" in request.headers
@@ -283,7 +276,7 @@ class Request:
             HttpError: 413 with the text `too_large`: it exceeds the limit; 408: it comes too
             slowly, and the connection is closed; 500 INTERNAL_ERROR: it broke off.
         """
-        request = self._request
+        request = self.raw
         if self.content_length > limit_bytes:
             raise HttpError(413, too_large)
         if self._held is not None:
@@ -322,7 +315,7 @@ class Request:
     @contextmanager
     def when_gone(self, call: Callable[[], object]) -> Iterator[None]:
         """Call a function if the client disconnects, while the context lasts."""
-        protocol = cast(GoneWatcher, self._request.protocol)
+        protocol = cast(GoneWatcher, self.raw.protocol)
         protocol.when_gone.add(call)
         try:
             yield
@@ -332,7 +325,7 @@ class Request:
     async def send(self, response: web.Response) -> None:
         """Send an answer now, so that a failure is known. Raises ConnectionError, ClientError."""
         response.headers.update(SERVER)
-        await response.prepare(self._request)
+        await response.prepare(self.raw)
         await response.write_eof()
 
     async def stream(
@@ -343,7 +336,7 @@ class Request:
         response = web.StreamResponse(headers=SERVER)
         response.content_type = content_type
         response.content_length = sum(map(len, pieces))
-        await response.prepare(self._request)
+        await response.prepare(self.raw)
         for piece in pieces:
             for start in range(0, len(piece), max_bytes):
                 await response.write(piece[start : start + max_bytes])

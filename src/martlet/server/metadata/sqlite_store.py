@@ -89,10 +89,7 @@ class SqliteStore:
             version, document = row
             return Seen(ReplicaSet.unpack(document), version, alive)
 
-        try:
-            return await asyncio.to_thread(self._transact, read, True)
-        except (sqlite3.Error, OSError) as error:
-            raise self._unreachable(error) from error
+        return await self._read(read)
 
     async def swap(self, replica_set: ReplicaSet, version: int) -> int | None:
         """As `MetadataStore.swap`."""
@@ -154,14 +151,18 @@ class SqliteStore:
             rows = connection.execute("SELECT name FROM replica_set ORDER BY name")
             return [str(name) for (name,) in rows]
 
-        try:
-            return await asyncio.to_thread(self._transact, read, True)
-        except (sqlite3.Error, OSError) as error:
-            raise self._unreachable(error) from error
+        return await self._read(read)
 
     async def close(self) -> None:
         """As `MetadataStore.close`."""
         await asyncio.to_thread(self._close)
+
+    async def _read(self, step: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a step that reads. Raises StoreUnreachable."""
+        try:
+            return await asyncio.to_thread(self._transact, step, True)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> StoreUnreachable:
         return StoreUnreachable(self._failure(error))

@@ -45,6 +45,7 @@ OTHER = "(other)"
 _AT_ONCE = 50
 """The number of channels counted, or written, between two yields to the event loop."""
 _Thing = TypeVar("_Thing")
+_Value = TypeVar("_Value")
 _LATENCY = "martlet_channel_publish_to_finish_seconds"
 _AGE = "martlet_channel_oldest_message_age_seconds"
 _LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
@@ -123,8 +124,7 @@ class BrokerMetrics:
             read = attrgetter("delivered_near_counts")
             async for text in _table(NEAR_METRICS, channels, _channel_labels, max_count, read):
                 yield text
-        async for text in _ages(channels, max_count):
-            yield text
+        yield await _ages(channels, max_count)
         async for text in _latencies(channels, max_count):
             yield text
 
@@ -186,6 +186,34 @@ def _channel_labels(channel: Channel | PartitionedChannel | None) -> str:
     return prometheus.label_text(dict(zip(("topic", "channel"), names, strict=True)))
 
 
+async def _rows(
+    things: Sequence[_Thing],
+    labels: Callable[[_Thing | None], str],
+    max_count: int,
+    read: Callable[[_Thing], _Value],
+    joined: Callable[[_Value, _Value], _Value],
+) -> list[tuple[str, _Value]]:
+    """Return labels and value of each topic or channel; all after the first ones are joined."""
+    rows: list[tuple[str, _Value]] = []
+    other: _Value | None = None
+    for number, thing in enumerate(things):
+        value = read(thing)
+        if number < max_count:
+            rows.append((labels(thing), value))
+        else:
+            other = value if other is None else joined(other, value)
+        # The sums over many queues take as long as many channels.
+        if number % _AT_ONCE == 0 or isinstance(thing, PartitionedTopic | PartitionedChannel):
+            await asyncio.sleep(0)
+    if other is not None:
+        rows.append((labels(None), other))
+    return rows
+
+
+def _sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return list(map(add, one, other))
+
+
 async def _table(
     metrics: Sequence[Count],
     things: Sequence[_Thing],
@@ -193,74 +221,50 @@ async def _table(
     max_count: int,
     read: Callable[[_Thing], Iterable[int]] | None = None,
 ) -> AsyncIterator[str]:
-    """Return the metrics of some topics or channels; all after the first ones are added up."""
-    read = read or attrgetter(*[metric.path for metric in metrics])
-    rows: list[tuple[str, list[int]]] = []
-    other: list[int] | None = None
-    for number, thing in enumerate(things):
-        row = list(map(int, read(thing)))
-        if number < max_count:
-            rows.append((labels(thing), row))
-        else:
-            other = row if other is None else list(map(add, other, row))
-        # The sums over many queues take as long as many channels.
-        if number % _AT_ONCE == 0 or isinstance(thing, PartitionedTopic | PartitionedChannel):
-            await asyncio.sleep(0)
-    if other is not None:
-        rows.append((labels(None), other))
+    """Yield metrics of topics or channels."""
+    read_row = read or attrgetter(*[metric.path for metric in metrics])
+    rows = await _rows(
+        things, labels, max_count, lambda thing: list(map(int, read_row(thing))), _sums
+    )
     for column, metric in enumerate(metrics):
         yield prometheus.head(metric.metric, metric.kind, metric.help)
         yield prometheus.values(metric.metric, ((label, row[column]) for label, row in rows))
         await asyncio.sleep(0)
 
 
-async def _ages(
-    channels: Sequence[Channel | PartitionedChannel], max_count: int
-) -> AsyncIterator[str]:
-    yield prometheus.head(
+async def _ages(channels: Sequence[Channel | PartitionedChannel], max_count: int) -> str:
+    rows = await _rows(
+        channels,
+        _channel_labels,
+        max_count,
+        lambda channel: channel.oldest_age_ns / SECOND_NS,
+        max,
+    )
+    return prometheus.head(
         _AGE,
         "gauge",
         "Age of the oldest message that waits to be delivered, since it was published or due; 0"
         " where none waits.",
-    )
-    ages: list[tuple[str, float]] = []
-    other_s: float | None = None
-    for number, channel in enumerate(channels):
-        age_s = channel.oldest_age_ns / SECOND_NS
-        if number < max_count:
-            ages.append((_channel_labels(channel), age_s))
-        else:
-            other_s = max(other_s or 0.0, age_s)
-        if number % _AT_ONCE == 0 or isinstance(channel, PartitionedChannel):
-            await asyncio.sleep(0)
-    if other_s is not None:
-        ages.append((_channel_labels(None), other_s))
-    yield prometheus.values(_AGE, ages)
+    ) + prometheus.values(_AGE, rows)
 
 
 async def _latencies(
     channels: Sequence[Channel | PartitionedChannel], max_count: int
 ) -> AsyncIterator[str]:
+    rows = await _rows(
+        channels,
+        _channel_labels,
+        max_count,
+        lambda channel: [*channel.finishes.counts, channel.finishes.sum_ns],
+        _sums,
+    )
     yield prometheus.head(
         _LATENCY, "histogram", "Time from the publishing of a message to its finish."
     )
-    other: list[int] | None = None
-    other_ns = 0
-    for number, channel in enumerate(channels):
-        finishes = channel.finishes
-        if number < max_count:
-            yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
-        else:
-            other = list(map(add, other, finishes.counts)) if other else finishes.counts
-            other_ns += finishes.sum_ns
+    for number, (labels, (*counts, sum_ns)) in enumerate(rows):
+        yield prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-    if other is not None:
-        yield _latency(_channel_labels(None), other, other_ns)
-
-
-def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
-    return prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
 
 
 def _broker(broker: BrokerCore, connection_count: int) -> str:

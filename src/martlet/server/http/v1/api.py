@@ -192,11 +192,7 @@ class HttpApi:
         def finish(client: ReceivingClient, position: int) -> None:
             client.channel.finish(client.consumer, position)
 
-        return await self._done(
-            channel,
-            receipts,
-            lambda receipt: self._leases.acknowledge(channel, receipt, finish, finishes=True),
-        )
+        return self._acknowledge(channel, receipts, finish, finishes=True)
 
     async def requeue(self, request: Request) -> object:
         """Have messages delivered again, after a `delay`: they have failed."""
@@ -209,11 +205,7 @@ class HttpApi:
         def requeue(client: ReceivingClient, position: int) -> None:
             client.channel.requeue(client.consumer, position, delay_ns, error, Cause.REQUEUED)
 
-        return await self._done(
-            channel,
-            receipts,
-            lambda receipt: self._leases.acknowledge(channel, receipt, requeue),
-        )
+        return self._acknowledge(channel, receipts, requeue)
 
     async def touch(self, request: Request) -> object:
         """Begin the leases of messages again, with the same or another `visibility`."""
@@ -223,12 +215,7 @@ class HttpApi:
         def touch(client: ReceivingClient, position: int) -> int:
             return self._leases.touch(client, position, visibility_s)
 
-        return await self._done(
-            channel,
-            receipts,
-            lambda receipt: self._leases.acknowledge(channel, receipt, touch),
-            shown_as="lease_ends_ms",
-        )
+        return self._acknowledge(channel, receipts, touch, shown_as="lease_ends_ms")
 
     async def reject(self, request: Request) -> object:
         """Move messages to the channel's dead-letter topic."""
@@ -238,9 +225,7 @@ class HttpApi:
         def reject(client: ReceivingClient, position: int) -> None:
             client.channel.reject(client.consumer, position, DeadLetterReason.REJECTED, error)
 
-        return await self._done(
-            channel, receipts, lambda receipt: self._leases.acknowledge(channel, receipt, reject)
-        )
+        return self._acknowledge(channel, receipts, reject)
 
     async def _read_receipts(
         self, request: Request, *optional: str
@@ -273,25 +258,27 @@ class HttpApi:
             raise HttpError(404, f"NOT_FOUND: {error}") from None
         return all_queues, receipts, fields
 
-    async def _done(
+    def _acknowledge(
         self,
         channel: Channel | PartitionedChannel,
         receipts: Sequence[object],
-        acknowledge: Callable[[object], object],
+        act: Callable[[ReceivingClient, int], object],
+        *,
+        finishes: bool = False,
         shown_as: str = "",
     ) -> object:
         """Acknowledge messages. Returns the answer.
 
         Args:
-            acknowledge: acknowledges by one receipt.
-            shown_as: the field for what that returns; empty for none.
+            act, finishes: as `Leases.acknowledge` takes them.
+            shown_as: the field for what `act` returns; empty for none.
         """
         results: list[dict[str, object]] = []
         for receipt in receipts:
             shown_receipt = receipt if isinstance(receipt, str) else ""
             result: dict[str, object] = {"receipt": shown_receipt[:MAX_CHARACTERS], "status": "OK"}
             try:
-                done = acknowledge(receipt)
+                done = self._leases.acknowledge(channel, receipt, act, finishes=finishes)
                 result |= {shown_as: done} if shown_as else {}
             except BadReceipt as error:
                 result |= {"status": "BAD_RECEIPT", "text": str(error)}
