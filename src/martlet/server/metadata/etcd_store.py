@@ -96,7 +96,7 @@ class EtcdStore:
             "keys_only": True,
         }
         answer = await self._ask("kv/range", question)
-        keys = [b64decode(pair["key"]).decode() for pair in answer.get("kvs", [])]
+        keys = [b64decode(pair["key"]).decode(errors="replace") for pair in answer.get("kvs", [])]
         return [key[len(_ROOT) : -len("/state")] for key in keys if key.endswith("/state")]
 
     async def close(self) -> None:
@@ -120,9 +120,10 @@ class EtcdStore:
                     f"http://{endpoint}/v3/{path}", json=question, allow_redirects=False
                 ) as response:
                     answer: object = await response.json(content_type=None)
-                    # A proxy answers with an empty body, or with anything else.
                     fields = answer if isinstance(answer, dict) else {}
-                    if response.status == 200 and fields:
+                    # A proxy answers with an empty body, or with anything else.
+                    is_etcds = "header" in fields or "header" in (fields.get("result") or ())
+                    if response.status == 200 and is_etcds:
                         return fields
                     said = fields.get("error")
                     reasons.append(f"{endpoint}: {said or f'status {response.status}'}")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -237,7 +238,11 @@ async def put(etcd: str, key: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body"), [(503, b""), (502, b"[]"), (200, b""), (200, b"7"), (502, b"<html>")]
+    ("status", "body"),
+    [
+        *((503, b""), (502, b"[]"), (200, b""), (200, b"7"), (502, b"<html>")),
+        (200, b'{"message": "welcome"}'),
+    ],
 )
 async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes) -> None:
     """Such as a proxy in front of it gives."""
@@ -249,16 +254,28 @@ async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes
         store = EtcdStore([address], "1")
         with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \({address}"):
             await store.read()
+        with pytest.raises(StoreUnreachable):
+            await store.announce("a", Presence())
         with pytest.raises(SwapUnclear):
             await store.swap(FIRST, 0)
         await store.close()
 
 
+async def test_a_key_that_a_stranger_wrote_does_not_hide_the_names_of_the_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = EtcdStore(["127.0.0.1:1"], "1")
+    keys = [b64encode(key).decode() for key in (b"/martlet/\xff", b"/martlet/one/state")]
+    answer = {"kvs": [{"key": key} for key in keys]}
+    monkeypatch.setattr(store, "_ask", AsyncMock(return_value=answer))
+    assert await store.names() == ["one"]
+
+
 async def test_a_redirect_is_not_followed() -> None:
-    asked = set()
+    requests = set()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        asked.add(request.path)
+        requests.add(request.path)
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
     async with answering(answer) as address:
@@ -266,7 +283,7 @@ async def test_a_redirect_is_not_followed() -> None:
         with pytest.raises(StoreUnreachable, match="status 307"):
             await store.read()
         await store.close()
-    assert asked == {"/v3/kv/range"}
+    assert requests == {"/v3/kv/range"}
 
 
 def test_a_presence_of_a_later_version_is_read() -> None:
@@ -282,9 +299,9 @@ async def test_the_files_of_sqlite_are_for_their_user_alone(tmp_path: Path) -> N
         store = SqliteStore(tmp_path / "made" / "replicas.db", "broker-1")
         await store.swap(FIRST, 0)
         await store.announce("a", Presence())
-        found = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
-        assert len(found) > 4, "the database, its journal, the presences"
-        for path in found:
+        files = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+        assert len(files) > 4, "the database, its journal, the presences"
+        for path in files:
             mode = path.stat().st_mode & 0o777
             assert mode == (0o700 if path.is_dir() else 0o600), path
         await store.close()
