@@ -195,8 +195,8 @@ class ReplicaNode:
         broker_id = ""
         if not (path / IDENTITY_NAME).exists():
             broker_id = await self.membership.find_broker_id()
-            if self._ended.done():
-                return
+        if self._ended.done():
+            return
         self.folder = open_folder(path, options, self.log, broker_id)
         self.log.info("REPLICA: %s of broker %s, in %s", self.name, self.folder.broker_id, path)
         self.log_routes = standby_routes(
