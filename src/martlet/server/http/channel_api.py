@@ -7,7 +7,7 @@
 ``POST /channel/replay``         the channel continues at ``offset``, or at the first message at or
                                  after ``timestamp_ns``; with ``new=true`` a channel is made that
                                  begins there; 410 with ``start_offset`` where that has gone.
-                                 Without a ``queue`` a time is looked for in all of them
+                                 Without a ``queue`` a time is for all of them
 ``POST /channel/advance``        a channel is done with all below ``offset`` of one ``queue``, 0 by
                                  default; made where missing
 ===============================  ==================================================================

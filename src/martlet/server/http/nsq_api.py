@@ -349,7 +349,7 @@ class NsqApi:
     async def empty_channel(self, request: Request) -> object:
         """Empty a channel: finish all its messages.
 
-        With ``undo=true`` the answer is the channel's place before, for the call
+        With ``undo=true`` the answer is the channel's position before, for the call
         ``channel.restore``; else it is empty, as nsqd's.
         """
         topic, name = self._topic_and_channel_name(request)

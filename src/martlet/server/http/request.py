@@ -64,7 +64,7 @@ class HttpError(Exception):
 
 
 class GoneWatcher(Protocol):
-    """A connection that tells when its client is gone."""
+    """A connection that calls functions when its client is gone."""
 
     when_gone: set[Callable[[], object]]
 

@@ -227,7 +227,7 @@ class HttpServer:
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
         is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
-        # The admin page looks every few seconds. Other reads are logged as nsqd does.
+        # The admin page polls every few seconds. Other reads are logged as nsqd does.
         is_poll = (
             request.method in SAFE_METHODS
             and (response.status < 400 or response.status == 404)

@@ -36,16 +36,14 @@ class NotTrusted(OSError):
 
 @dataclass(frozen=True)
 class LinkTrust:
-    """The secrets and certificates of connections between replicas.
-
-    Attributes:
-        secret: the shared one; empty for none.
-        server_tls, client_tls: of the accepting and the connecting end; None for plain TCP.
-    """
+    """The secrets and certificates of connections between replicas."""
 
     secret: bytes = b""
+    """The shared one; empty for none."""
     server_tls: ssl.SSLContext | None = None
+    """Of the accepting end; None for plain TCP."""
     client_tls: ssl.SSLContext | None = None
+    """Of the connecting end."""
 
     @classmethod
     def load(cls, options: BrokerOptions) -> LinkTrust:
@@ -111,8 +109,8 @@ def _context(options: BrokerOptions, purpose: ssl.Purpose) -> ssl.SSLContext:
 def _require_accepted(
     options: BrokerOptions, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
 ) -> None:
-    """Shake hands with oneself, as another replica would: standbys connect to the primary, so that
-    a wrong name would be noticed at a failover only. Raises OSError.
+    """Shake hands with itself, as another replica would. Otherwise a wrong name would be noticed at
+    a failover only, since standbys connect to the primary. Raises OSError.
     """
     host = options.replica_address.rpartition(":")[0].strip("[]")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -194,9 +192,7 @@ class SecretHandshake:
         return MAGIC + self._proof(b"acceptor", self._nonce, nonce), bytes(self._received)
 
     def _take(self, length: int) -> bytes | None:
-        """Take a part of the handshake off what was received, without its magic; None where it is
-        not whole yet.
-        """
+        """Take the next bytes of the handshake, without their magic; None until all have come."""
         if len(self._received) < length:
             return None
         taken = bytes(self._received[len(MAGIC) : length])

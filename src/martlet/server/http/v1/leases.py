@@ -409,7 +409,7 @@ class Leases:
         """Acknowledge a message.
 
         Args:
-            act: acknowledges for the consumer of a client, by the place of the message.
+            act: acknowledges for the consumer of a client, by the position of the message.
             finishes: whether `act` finishes it; then the lease may have ended, unless the message
                 was delivered again.
 
@@ -461,7 +461,7 @@ class Leases:
 
 
 def queue_and_offset(channel: Channel | PartitionedChannel, position: int) -> tuple[int, int]:
-    """Return the queue and the offset of a place: an id minus that of queue 0."""
+    """Return the queue and the offset of a position: an id minus that of queue 0."""
     if len(channel.at_queues) == 1:
         return 0, position
     return position >> OFFSET_BITS, position & OFFSET_MASK
