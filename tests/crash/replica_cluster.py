@@ -98,8 +98,8 @@ class Cluster:
         a copy of that of the process which it replaces. Returns the name of that one from now on.
         """
         old = f"{name}-before"
-        for places in (self.addresses, self.tcp, self.http):
-            places[old], places[name] = places[name], f"127.0.0.1:{free_port()}"
+        for addresses in (self.addresses, self.tcp, self.http):
+            addresses[old], addresses[name] = addresses[name], f"127.0.0.1:{free_port()}"
         self.folders[old], self.folders[name] = self.folders[name], self.folder / f"{name}-2"
         self.processes[old] = self.processes.pop(name)
         (self.folder / f"{name}.log").rename(self.folder / f"{old}.log")
@@ -110,8 +110,8 @@ class Cluster:
 
     async def primary(self) -> str | None:
         """The name of the primary, whoever is that now."""
-        found = (await self.store.read()).replica_set
-        return found.primary if found is not None else None
+        replica_set = (await self.store.read()).replica_set
+        return replica_set.primary if replica_set is not None else None
 
     async def another_primary(self, before: str) -> None:
         """Wait until another one is primary."""
@@ -133,10 +133,10 @@ class Cluster:
         """Wait until so many replicas are in sync."""
         async with asyncio.timeout(LIMIT_S):
             while True:
-                found = (await self.store.read()).replica_set
-                assert found is not None
-                if len(found.in_sync) == count and found.primary is not None:
-                    return found
+                replica_set = (await self.store.read()).replica_set
+                assert replica_set is not None
+                if len(replica_set.in_sync) == count and replica_set.primary is not None:
+                    return replica_set
                 await asyncio.sleep(0.02)  # The store tells nobody when it changes.
 
     async def alike(self, but_for_bytes: int = 0) -> None:

@@ -53,8 +53,8 @@ class Load:
         while not self._is_over:
             bodies = [b"%d %d" % (key, len(sent) + number) for number in range(1 + len(sent) % 3)]
             sent += bodies
-            found = await asyncio.gather(*(self._send(body, f"k{key}") for body in bodies))
-            self.results.update(zip(bodies, found, strict=True))
+            answers = await asyncio.gather(*(self._send(body, f"k{key}") for body in bodies))
+            self.results.update(zip(bodies, answers, strict=True))
             if len(self.results) >= self._wanted:
                 self._is_there.set()
 
@@ -99,19 +99,19 @@ async def fail_over(cluster: Cluster, load: Load) -> None:
 
 async def check(load: Load, consumer: Consumer) -> None:
     """Compare all that the topic has with what was sent."""
-    found: dict[bytes, list[bytes]] = {}
+    replies: dict[bytes, list[bytes]] = {}
     async with consumer, asyncio.timeout(LIMIT_S):
         async for message in consumer:
             if message.body == b"end":
                 message.finish()
                 break
-            ids = found.setdefault(message.body, [])
+            ids = replies.setdefault(message.body, [])
             if message.id not in ids:
                 ids.append(message.id)
             message.finish()
-    assert {body: [result.id] for body, result in load.results.items()} == found
+    assert {body: [result.id] for body, result in load.results.items()} == replies
     for key, sent in enumerate(load.sent):
-        assert [body for body in found if body.startswith(b"%d " % key)] == sent
+        assert [body for body in replies if body.startswith(b"%d " % key)] == sent
 
 
 async def test_each_send_is_stored_once_when_primaries_are_killed(clusters: Clusters) -> None:
@@ -195,14 +195,14 @@ async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Cl
     ):
         working = asyncio.create_task(consumer.run(handle, concurrency=20))
         for number in range(2):
-            asked = [asyncio.create_task(ask(b"%d %d" % (number, n))) for n in range(100)]
+            requests = [asyncio.create_task(ask(b"%d %d" % (number, n))) for n in range(100)]
             begun = len(handled) + 30
             while len(handled) < begun:  # noqa: ASYNC110, many things change it
                 await asyncio.sleep(0.005)
             victim = await cluster.primary()
             assert victim is not None
             cluster.kill(victim)
-            await asyncio.gather(*asked)
+            await asyncio.gather(*requests)
             cluster.start_one(victim)
             await cluster.in_sync(3)
         assert len(set(handled)) == 200

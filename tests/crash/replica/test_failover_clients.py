@@ -64,7 +64,7 @@ class Watched:
         def both() -> bool:
             events = self.agent.events[since:]
             first, second = (
-                {each["body"] for each in events if each["event"] == name}
+                {event["body"] for event in events if event["event"] == name}
                 for name in ("published", "received")
             )
             return bool(first & second)
@@ -74,8 +74,10 @@ class Watched:
     def note_pauses(self, since: int) -> None:
         """Note the longest pauses from an event on."""
         for name, pauses in self.pauses_s.items():
-            before = [each["at_s"] for each in self.agent.events[:since] if each["event"] == name]
-            after = [each["at_s"] for each in self.agent.events[since:] if each["event"] == name]
+            before = [
+                event["at_s"] for event in self.agent.events[:since] if event["event"] == name
+            ]
+            after = [event["at_s"] for event in self.agent.events[since:] if event["event"] == name]
             times = [*before[-1:], *after]
             pauses.append(max(b - a for a, b in itertools.pairwise(times)))
 
@@ -145,37 +147,37 @@ async def test_clients_of_others_lose_nothing(
     with ExitStack() as stack:
         watched = []
         for topic in topics:
-            given = {
+            flags = {
                 "topic": topic,
                 "channel": "channel",
                 "addresses": list(cluster.tcp.values()),
                 "lookup": lookup.http_address if topic == "lookup" else "",
             }
-            agent = stack.enter_context(Agent([*command, json.dumps(given)], **options))
+            agent = stack.enter_context(Agent([*command, json.dumps(flags)], **options))
             watched.append(Watched(topic, agent))
         for _ in range(FAILOVERS):
             await kill_primary(cluster, watched)
-        for each in watched:
-            await each.has_all()
+        for client in watched:
+            await client.has_all()
     await cluster.stop()
-    for each in watched:
-        for event, pauses in each.pauses_s.items():
+    for client in watched:
+        for event, pauses in client.pauses_s.items():
             shown = ", ".join(f"{pause:.2f}" for pause in pauses)
-            print(f"{name} by {each.topic}, {event}: pauses of {shown} s")
+            print(f"{name} by {client.topic}, {event}: pauses of {shown} s")
 
 
 async def kill_primary(cluster: Cluster, watched: list[Watched]) -> None:
     """Kill it, wait until all agents have gone on, and start it again as a standby."""
-    for each in watched:
-        await each.going_on(len(each.agent.events))
+    for client in watched:
+        await client.going_on(len(client.agent.events))
     victim = await cluster.primary()
     assert victim is not None
-    counts = [len(each.agent.events) for each in watched]
+    counts = [len(client.agent.events) for client in watched]
     cluster.kill(victim)
     await cluster.another_primary(victim)
-    for each, count in zip(watched, counts, strict=True):
-        await each.going_on(len(each.agent.events))
-        each.note_pauses(count)
+    for client, count in zip(watched, counts, strict=True):
+        await client.going_on(len(client.agent.events))
+        client.note_pauses(count)
     cluster.start_one(victim)
     # The replica set names it until others miss it, so it may have it and not know it yet.
     await cluster.alike(but_for_bytes=1 << 20)

@@ -50,7 +50,7 @@ async def test_receipts_are_valid_by_any_replica_and_after_a_failover(
     await asyncio.to_thread(lose_a_poll, cluster.http[standby], cluster.http[primary])
     assert (await asyncio.to_thread(client.publish, "a", "b", "c", "d")).status == 200
     held = await asyncio.to_thread(lambda: client.receive(max=3))
-    assert [each["attempts"] for each in held] == [1, 1, 1]
+    assert [message["attempts"] for message in held] == [1, 1, 1]
     first = await asyncio.to_thread(client_of(cluster, primary).answer, "finish", held[:1])
     assert first == ["OK"]
     if flag.endswith("=async"):
@@ -60,7 +60,10 @@ async def test_receipts_are_valid_by_any_replica_and_after_a_failover(
     # No one has received them since: a receipt of the former primary finishes one.
     assert await asyncio.to_thread(client.answer, "finish", held[:2]) == ["NOT_IN_FLIGHT", "OK"]
     left = await asyncio.to_thread(lambda: client.receive(max=10, wait=5))
-    assert sorted((each["body"], each["attempts"]) for each in left) == [("c", 2), ("d", 1)]
+    assert sorted((message["body"], message["attempts"]) for message in left) == [
+        ("c", 2),
+        ("d", 1),
+    ]
     assert await asyncio.to_thread(client.answer, "finish", held[2:]) == ["NOT_IN_FLIGHT"]
     assert await asyncio.to_thread(client.answer, "finish", left) == ["OK", "OK"]
     cluster.start_one(primary)
@@ -79,7 +82,7 @@ async def test_a_standby_passes_the_secret_on_and_refuses_pages_of_other_sites(
         for secret, code in (("s3cret", 200), ("wrong", 403), ("", 401)):
             client = HttpClient(address, "t", headers={"X-Martlet-Auth": secret})
             assert (await asyncio.to_thread(client.publish, "x")).status == code
-        assert {dict(each.query)["remote_ip"] for each in server.asked} == {"127.0.0.1"}
+        assert {dict(message.query)["remote_ip"] for message in server.asked} == {"127.0.0.1"}
         route = ("POST", "/v1/topics/t/channels/c/receive")
         page = {"Origin": "http://evil.example", "X-Martlet-Auth": "s3cret"}
         code, text = await asyncio.to_thread(lambda: status(address, route, **page))

@@ -91,10 +91,10 @@ async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters
         for address in cluster.http.values()
         for way in ways
     ]
-    tasks = [asyncio.create_task(each.run()) for each in kept]
+    tasks = [asyncio.create_task(client.run()) for client in kept]
 
     async def going_on() -> None:
-        counts = [len(each.answered) for each in kept]
+        counts = [len(client.answered) for client in kept]
         async with asyncio.timeout(LIMIT_S):
             while any(len(e.answered) <= c + 3 for e, c in zip(kept, counts, strict=True)):
                 assert not any(task.done() for task in tasks), tasks
@@ -112,5 +112,5 @@ async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters
     assert primary is not None
     got = await drain(cluster.tcp[primary], cluster.http[primary], TOPIC, "c", rdy=2500)
     received = {message.body for message in got}
-    assert set[bytes]().union(*(each.answered for each in kept)) <= received
+    assert set[bytes]().union(*(client.answered for client in kept)) <= received
     await cluster.stop()

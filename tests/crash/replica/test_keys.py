@@ -62,8 +62,8 @@ async def test_keys_are_found_after_kills_while_their_index_is_built(tmp_path: P
         segments = sorted((tmp_path / "log").glob("*.log"))
 
         async def is_indexed() -> bool:
-            return [each.stem for each in indexes(tmp_path)] == [
-                each.stem for each in segments[:-1]
+            return [path.stem for path in indexes(tmp_path)] == [
+                path.stem for path in segments[:-1]
             ]
 
         await until(is_indexed)
@@ -79,7 +79,7 @@ async def test_a_standby_that_takes_over_finds_keys_by_its_own_index(
     await cluster.alike()
 
     async def both_indexed() -> bool:
-        a, b = ([each.name for each in indexes(tmp_path / name)] for name in "ab")
+        a, b = ([path.name for path in indexes(tmp_path / name)] for name in "ab")
         return bool(a) and a == b
 
     await until(both_indexed)

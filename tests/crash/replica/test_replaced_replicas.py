@@ -19,13 +19,13 @@ async def until_in_place(cluster: Cluster, name: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             seen = await cluster.store.read()
-            found, presence = seen.replica_set, seen.presences.get(name)
-            assert found is not None
+            replica_set, presence = seen.replica_set, seen.presences.get(name)
+            assert replica_set is not None
             if (
-                found.replicas[name] == cluster.addresses[name]
-                and len(found.in_sync) == 3
+                replica_set.replicas[name] == cluster.addresses[name]
+                and len(replica_set.in_sync) == 3
                 and presence is not None
-                and presence.instance == found.instance_of(name)
+                and presence.instance == replica_set.instance_of(name)
                 and presence.is_whole
             ):
                 return
@@ -56,7 +56,7 @@ async def test_a_replica_that_wakes_up_after_it_was_replaced_takes_no_part(
     await publisher.answered_again()
     primary = await cluster.primary()
     assert primary is not None
-    name = primary if is_primary else next(each for each in cluster.tcp if each != primary)
+    name = primary if is_primary else next(other for other in cluster.tcp if other != primary)
     if is_primary:
         # Whoever is connected to it waits; others find the new primary.
         publishing.cancel()

@@ -78,8 +78,8 @@ async def test_with_tokens_a_standby_checks_them_and_the_primary_does_not_again(
         for route in (*OPERATORS, ("GET", "/replica")):
             assert await ask(address, route) == 401, route
             assert await ask(address, route, TOKEN + "0") == 401, route
-            found = await ask(address, route, TOKEN)
-            assert found == (404 if "pprof" in route[1] else 200), route
+            answer = await ask(address, route, TOKEN)
+            assert answer == (404 if "pprof" in route[1] else 200), route
         assert await ask(address, ("GET", "/replica/primary")) == 503
     # A primary that hangs does not keep a standby from refusing.
     primary = await cluster.primary()

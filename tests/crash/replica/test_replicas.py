@@ -203,7 +203,7 @@ async def test_a_standby_whose_folder_comes_from_a_backup_says_so_and_counts_no_
     publishing = asyncio.create_task(publisher.run())
     await publisher.answered_again()
     primary = await cluster.primary()
-    name = next(each for each in cluster.tcp if each != primary)
+    name = next(other for other in cluster.tcp if other != primary)
     folder, backup = cluster.folder / name, cluster.folder / "backup"
     for source, target in ((folder, backup), (backup, folder)):
         await publisher.answered_again()
@@ -267,13 +267,13 @@ async def test_clients_of_standbys_leave_a_primary_that_hangs(clusters: Clusters
     meanwhile = [await Wire.open(address) for address in standbys]
     for wire in meanwhile:
         wire.send(mpub(TOPIC, [b"held"]))
-    asked = [
+    requests = [
         asyncio.create_task(http(cluster.http[name], f"/pub?topic={TOPIC}", b"by HTTP"))
         for name in cluster.http
         if name != hung
     ]
     await cluster.another_primary(hung)
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
+    for answer in await asyncio.gather(*requests, return_exceptions=True):
         # It may have been sent to the one that hangs.
         assert answer == b"OK" or (
             isinstance(answer, HttpRefused) and str(answer) == "502 PRIMARY_UNREACHABLE"
@@ -344,9 +344,9 @@ async def test_a_standby_stands_for_its_broker_where_it_alone_is_named(clusters:
         assert [*(await admin.topics.create("made", queues=3)).values.values()] == [3]
         await admin.channels.create("made", "c")
         (topics,) = (await admin.topics.list("made")).values.values()
-        assert [(each.topic, each.queue_count) for each in topics] == [("made", 3)]
+        assert [(row.topic, row.queue_count) for row in topics] == [("made", 3)]
         (channels,) = (await admin.channels.list("made")).values.values()
-        assert [each.channel for each in channels] == ["c"]
+        assert [row.channel for row in channels] == ["c"]
     async with Admin([*cluster.http.values()]) as admin:
         answers = (await admin.topics.list("made")).values
         assert sorted(len(topics) for topics in answers.values()) == [0, 0, 1]
@@ -358,10 +358,10 @@ async def test_what_is_damaged_under_a_primary_comes_from_another_replica(
 ) -> None:
     cluster = await clusters.start()
     wire = await cluster.connect()
-    wanted = {b"%d " % number + b"x" * 5000 for number in range(300)}
-    for body in wanted:
+    bodies = {b"%d " % number + b"x" * 5000 for number in range(300)}
+    for body in bodies:
         wire.send(mpub(TOPIC, [body]))
-    for _ in wanted:
+    for _ in bodies:
         await wire.ok()
     wire.close()
     await cluster.alike()
@@ -370,18 +370,18 @@ async def test_what_is_damaged_under_a_primary_comes_from_another_replica(
     primary = (await operations.hand_over()).primary
     assert primary is not None
     segments = (tmp_path / primary / "log").glob("*.log")
-    damaged = next(each for each in segments if b"x" * 5000 in each.read_bytes())
+    damaged = next(path for path in segments if b"x" * 5000 in path.read_bytes())
     with damaged.open("r+b") as segment:
         segment.seek(segment.read().index(b"x" * 5000))
         segment.write(b"flipped")
     received: list[bytes] = []
     addresses = list(cluster.tcp.values())
     async with Consumer(TOPIC, "c", addresses) as consumer, asyncio.timeout(LIMIT_S):
-        while not wanted <= set(received):
+        while not bodies <= set(received):
             message = await anext(consumer)
             received.append(message.body)
             message.finish()
-    assert set(received) == wanted
+    assert set(received) == bodies
     await cluster.alike()
     await cluster.stop()
     logged = (tmp_path / f"{primary}.log").read_text()
@@ -400,16 +400,16 @@ async def test_a_document_that_was_lost_is_made_anew(tmp_path: Path, clusters: C
     wire.send(mpub(TOPIC, [b"while it is lost"]))
     await wire.ok()
     wire.close()
-    found = await Operations(cluster.store, LIMIT_S).recreate("abc", min_in_sync=None)
-    assert found.epoch == 2
+    replica_set = await Operations(cluster.store, LIMIT_S).recreate("abc", min_in_sync=None)
+    assert replica_set.epoch == 2
     after = await cluster.in_sync(3)
     assert after.epoch > 2
     wire = await cluster.connect()
     wire.send(mpub(TOPIC, [b"after"]))
     await wire.ok()
     wire.close()
-    wanted = {b"before", b"while it is lost", b"after"}
-    assert await received_all(cluster, wanted) == wanted
+    bodies = {b"before", b"while it is lost", b"after"}
+    assert await received_all(cluster, bodies) == bodies
     await cluster.stop()
 
 
@@ -492,22 +492,22 @@ async def test_admin_shows_each_replica_and_which_is_down(
     clusters: Clusters,
 ) -> None:
     cluster = await clusters.start()
-    found = await cluster.in_sync(3)
+    replica_set = await cluster.in_sync(3)
     await cluster.alike()
     async with Admin(cluster.http.values()) as admin:
         reports = (await admin.replicas.show()).check().values
-        assert {each.replica: each.role for each in reports.values()} == {
-            name: "primary" if name == found.primary else "standby" for name in "abc"
+        assert {report.replica: report.role for report in reports.values()} == {
+            name: "primary" if name == replica_set.primary else "standby" for name in "abc"
         }
-        assert {each.epoch for each in reports.values()} == {found.epoch}
-        assert found.primary is not None
-        seen = reports[f"http://{cluster.http[found.primary]}"]
-        assert (seen.primary, seen.in_sync) == (found.primary, ("a", "b", "c"))
-        addresses = {name: each.address for name, each in seen.replicas.items()}
+        assert {report.epoch for report in reports.values()} == {replica_set.epoch}
+        assert replica_set.primary is not None
+        seen = reports[f"http://{cluster.http[replica_set.primary]}"]
+        assert (seen.primary, seen.in_sync) == (replica_set.primary, ("a", "b", "c"))
+        addresses = {name: report.address for name, report in seen.replicas.items()}
         assert addresses == cluster.addresses
-        standbys = {name: each for name, each in seen.replicas.items() if name != seen.primary}
-        assert {each.is_connected for each in standbys.values()} == {True}
-        assert all(each.lag_bytes is not None for each in standbys.values())
+        standbys = {name: report for name, report in seen.replicas.items() if name != seen.primary}
+        assert {report.is_connected for report in standbys.values()} == {True}
+        assert all(report.lag_bytes is not None for report in standbys.values())
         gone, *_ = standbys
         cluster.kill(gone)
         answers = await admin.replicas.show()
@@ -527,9 +527,9 @@ async def test_a_primary_that_stops_hands_over(clusters: Clusters) -> None:
         assert stopped is not None
         cluster.processes[stopped].send_signal(signal.SIGTERM)
         await publisher.answered_again()
-        found = (await cluster.store.read()).replica_set
-        assert found is not None
-        assert found.epoch == before.epoch + 1, "one election is enough"
+        replica_set = (await cluster.store.read()).replica_set
+        assert replica_set is not None
+        assert replica_set.epoch == before.epoch + 1, "one election is enough"
         assert cluster.processes[stopped].wait(LIMIT_S) == 0
         cluster.start_one(stopped)
         await cluster.in_sync(3)
@@ -593,8 +593,8 @@ async def test_the_status_of_a_send_says_what_replicas_lack(clusters: Clusters) 
     await cluster.in_sync(2)
     assert await status_of(wire, b"eight") == "OK"
     wire.writer.close()
-    wanted = {b"one", b"two", b"three", b"seven", b"eight"}
-    assert await received_all(cluster, wanted) >= wanted
+    bodies = {b"one", b"two", b"three", b"seven", b"eight"}
+    assert await received_all(cluster, bodies) >= bodies
     await cluster.stop()
 
 
@@ -610,10 +610,10 @@ async def status_of(wire: Wire, body: bytes, **options: object) -> str:
     return str(json.loads((await wire.answer()).data)["status"])
 
 
-async def received_all(cluster: Cluster, wanted: set[bytes]) -> set[bytes]:
+async def received_all(cluster: Cluster, bodies: set[bytes]) -> set[bytes]:
     """Consume until all that is wanted has come; return all that came."""
     received: set[bytes] = set()
-    missing = set(wanted)
+    missing = set(bodies)
     wire = await cluster.connect()
     wire.send(f"SUB {TOPIC} c\n".encode())
     await wire.ok()
@@ -630,7 +630,7 @@ async def received_all(cluster: Cluster, wanted: set[bytes]) -> set[bytes]:
 def records_of(folder: Path) -> list[bytes]:
     storage = DiskStorage(folder)
     try:
-        found = scan(storage.segments(), 0, RecoveryReport())
-        return [bytes(r) for header, r in found if header.kind != RecordKind.SEGMENT_END]
+        records = scan(storage.segments(), 0, RecoveryReport())
+        return [bytes(r) for header, r in records if header.kind != RecordKind.SEGMENT_END]
     finally:
         storage.close()

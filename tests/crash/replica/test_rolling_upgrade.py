@@ -27,12 +27,12 @@ def earlier(tmp_path: Path) -> Path:
     """The folder with the package of the earlier version."""
     archive = tmp_path / "earlier.tar"
     command = ["git", "archive", f"--output={archive}", EARLIER, "src"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"the history of git lacks {EARLIER[:7]}: {done.stderr.strip()}")
+    archived = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if archived.returncode != 0:
+        pytest.skip(f"the history of git lacks {EARLIER[:7]}: {archived.stderr.strip()}")
     subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True)
     source = tmp_path / "src"
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", "import martlet; print(martlet.__file__)"],
         env=running_from(source),
         cwd=ROOT,
@@ -40,7 +40,7 @@ def earlier(tmp_path: Path) -> Path:
         text=True,
         check=True,
     )
-    assert Path(found.stdout.strip()).is_relative_to(source)
+    assert Path(done.stdout.strip()).is_relative_to(source)
     return source
 
 
@@ -48,7 +48,7 @@ async def replace_all(cluster: Cluster, load: Load, source: Path | None) -> None
     """Stop each process and start it from another folder: the standbys first."""
     cluster.source = source
     primary = await cluster.primary()
-    for name in sorted(cluster.tcp, key=lambda each: each == primary):
+    for name in sorted(cluster.tcp, key=lambda name: name == primary):
         await load.more(300)
         cluster.processes[name].send_signal(signal.SIGTERM)
         assert cluster.processes[name].wait(LIMIT_S) == 0, name
@@ -67,8 +67,8 @@ async def follows(cluster: Cluster, name: str) -> bool:
         report = json.loads(await http(cluster.http[primary], "/replica"))
     except GONE:
         return False
-    found = report.get("replicas", {}).get(name, {})
-    return bool(found.get("is_in_sync") and found.get("is_whole"))
+    fields = report.get("replicas", {}).get(name, {})
+    return bool(fields.get("is_in_sync") and fields.get("is_whole"))
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])

@@ -92,12 +92,12 @@ async def check(cluster: Cluster, works: list[WholeTransactions]) -> None:
         got = await drain(cluster.tcp[primary], cluster.http[primary], topic, "c", rdy=2500)
         for message in got:
             ids.setdefault((topic, message.body), set()).add(message.id)
-    found = Counter({each: len(of_it) for each, of_it in ids.items()})
-    committed = [each for work in works for each in work.committed]
-    wanted = Counter(
+    counts = Counter({body: len(of_it) for body, of_it in ids.items()})
+    committed = [body for work in works for body in work.committed]
+    expected = Counter(
         (topic, b"%s/%d" % (prefix, n)) for topic, prefix in committed for n in range(SIZE)
     )
-    assert found == wanted
+    assert counts == expected
 
 
 async def kill(cluster: Cluster, works: list[WholeTransactions]) -> None:

@@ -62,8 +62,8 @@ class Up:
 
     def server(self, name: str) -> psutil.Process:
         """The process that a server is now."""
-        found = re.findall(rf"INFO: {name} is process (\d+)", self.log)
-        return psutil.Process(int(found[-1]))
+        ids = re.findall(rf"INFO: {name} is process (\d+)", self.log)
+        return psutil.Process(int(ids[-1]))
 
     def address(self, name: str) -> str:
         """Where a server answers HTTP."""
@@ -85,10 +85,10 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
         return started[-1]
 
     yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()  # and with it its children
-        each.process.wait()
+    for child in started:
+        if child.process.poll() is None:
+            child.process.kill()  # and with it its children
+        child.process.wait()
 
 
 def test_one_command_one_ctrl_c(
@@ -259,9 +259,9 @@ def test_replicas_know_each_other_by_a_secret_and_all_files_are_private(
         f"--operator-token-file={tokens}",
     )
     up_now.until("ready; Ctrl-C stops all")
-    for each in (folder, *folder.rglob("*")):
-        mode = each.stat().st_mode & 0o777
-        assert mode == (0o700 if each.is_dir() else 0o600), each
+    for path in (folder, *folder.rglob("*")):
+        mode = path.stat().st_mode & 0o777
+        assert mode == (0o700 if path.is_dir() else 0o600), path
     with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
         splice = Frame(FrameKind.SPLICE, 1, CLIENT_IS_OPERATOR, body=b"127.0.0.1:1")
         stranger.sendall(splice.pack_header() + splice.body)

@@ -77,9 +77,9 @@ def _same(value: Any, key: str = "") -> Any:
             value = value | {
                 "tombstones": dict(zip(value["topics"], value["tombstones"], strict=True))
             }
-        return {name: _same(each, name) for name, each in value.items() if name not in _LEFT_OUT}
+        return {name: _same(item, name) for name, item in value.items() if name not in _LEFT_OUT}
     if isinstance(value, list):
-        return sorted((_same(each) for each in value), key=repr)  # a map of Go's has no order
+        return sorted((_same(item) for item in value), key=repr)  # a map of Go's has no order
     return value
 
 
@@ -168,8 +168,8 @@ def walk(lookup: LookupProcess, seed: int, steps: int) -> Iterator[tuple[str, An
             if name not in peers:
                 peers[name] = Peer(lookup.tcp_address, name)
             yield f"{name}: {step}", peers[name].say(step)
-        looks = [Case("GET", look) for look in (*_LOOKS, "/channels?topic=*")]
-        for look, answer in zip(looks, http_table.answers(port, looks), strict=True):
-            yield f"{look.target} after {step}", same(answer)
+        requests = [Case("GET", request) for request in (*_LOOKS, "/channels?topic=*")]
+        for request, answer in zip(requests, http_table.answers(port, requests), strict=True):
+            yield f"{request.target} after {step}", same(answer)
     for peer in peers.values():
         peer.leave()

@@ -33,10 +33,10 @@ async def brokers_of(http: aiohttp.ClientSession, lookup: str, topic: str) -> li
         if answer.status == 404:
             return []
         assert answer.status == 200
-        found = await answer.json(content_type=None)
+        answered = await answer.json(content_type=None)
     return [
-        f"{typed(each, 'broadcast_address', str)}:{typed(each, 'http_port', int)}"
-        for each in found["producers"]
+        f"{typed(producer, 'broadcast_address', str)}:{typed(producer, 'http_port', int)}"
+        for producer in answered["producers"]
     ]
 
 
@@ -49,23 +49,23 @@ async def depth_at(http: aiohttp.ClientSession, host: str, topic: str, channel: 
     }
     async with http.get(f"http://{host}/stats", params=arguments) as answer:
         assert answer.status == 200
-        found = await answer.json(content_type=None)
+        answered = await answer.json(content_type=None)
     total = 0
-    for each in found["topics"]:
-        if typed(each, "topic_name", str) != topic:
+    for report in answered["topics"]:
+        if typed(report, "topic_name", str) != topic:
             continue
-        channels = {typed(one, "channel_name", str): one for one in each["channels"]}
+        channels = {typed(one, "channel_name", str): one for one in report["channels"]}
         if channel not in channels:
             # The topic's own messages, so that a first consumer is started.
-            total += typed(each, "depth", int)
+            total += typed(report, "depth", int)
         elif not typed(channels[channel], "paused", bool):
             total += typed(channels[channel], "depth", int)
     return total
 
 
-def typed(found: dict[str, Any], name: str, kind: type) -> Any:
-    assert type(found[name]) is kind
-    return found[name]
+def typed(fields: dict[str, Any], name: str, kind: type) -> Any:
+    assert type(fields[name]) is kind
+    return fields[name]
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,7 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProce
 
         def channels() -> dict[str, int]:
             (topic,) = ask(two.http_address, "/stats?format=json&topic=t")["topics"]
-            return {each["channel_name"]: each["depth"] for each in topic["channels"]}
+            return {channel["channel_name"]: channel["depth"] for channel in topic["channels"]}
 
         until(lambda: channels() == {"c": 1, "d": 1})
 
@@ -438,10 +438,10 @@ async def test_a_fetching_consumer_finds_the_queues_of_all_brokers_by_lookup(
     lookup: LookupProcess, kind: str
 ) -> None:
     def consumer_of() -> PullConsumer | BroadcastConsumer:
-        found: dict[str, Any] = {"lookup": [lookup.http_address], "lookup_poll_s": 0.2}
+        settings: dict[str, Any] = {"lookup": [lookup.http_address], "lookup_poll_s": 0.2}
         if kind == "pull":
-            return PullConsumer("t", "g", start="first", **found)
-        return BroadcastConsumer("t", offsets=None, start="first", **found)
+            return PullConsumer("t", "g", start="first", **settings)
+        return BroadcastConsumer("t", offsets=None, start="first", **settings)
 
     async def bodies(consumer: PullConsumer | BroadcastConsumer, count: int) -> set[bytes]:
         got: set[bytes] = set()
@@ -465,7 +465,7 @@ async def test_a_fetching_consumer_finds_the_queues_of_all_brokers_by_lookup(
                 put(two, 3, b"two")
                 assert await bodies(consumer, 3) == {b"two 0", b"two 1", b"two 2"}
                 await asyncio.to_thread(until, holding(5))
-                assert {place.broker for place in consumer.assignment} == {
+                assert {assigned.broker for assigned in consumer.assignment} == {
                     one.tcp_address,
                     two.tcp_address,
                 }
@@ -487,8 +487,8 @@ def put(broker: Broker, queues: int, body: bytes) -> None:
     core = broker.server.broker
     core.topic("t")
     core.set_queues("t", queues)
-    for part in core.topic("t").at_queues:
-        part.stage([b"%b %d" % (body, part.number)])
+    for queue_topic in core.topic("t").at_queues:
+        queue_topic.stage([b"%b %d" % (body, queue_topic.number)])
     core.commit()
 
 

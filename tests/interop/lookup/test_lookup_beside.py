@@ -19,21 +19,21 @@ def answers(kind: type[LookupProcess]) -> list[tuple[str, Any]]:
     cases = list(lookup_table.cases())
     with kind() as lookup:
         port = int(lookup.http_address.rpartition(":")[2])
-        found: list[tuple[str, Any]] = [
+        made: list[tuple[str, Any]] = [
             (f"{case.method} {case.target}", lookup_table.same(answer))
             for case, answer in zip(cases, http_table.answers(port, cases), strict=True)
         ]
-        return found + list(lookup_table.walk(lookup, seed=4, steps=30))
+        return made + list(lookup_table.walk(lookup, seed=4, steps=30))
 
 
 def test_a_large_table_and_a_random_walk_are_answered_as_by_nsqlookupd() -> None:
     ours, theirs = answers(LookupProcess), answers(NsqlookupdProcess)
-    found = [
-        f"{asked}\n  nsqlookupd: {nsq}\n  here: {here}"
-        for (asked, here), (_, nsq) in zip(ours, theirs, strict=True)
+    differing = [
+        f"{request}\n  nsqlookupd: {nsq}\n  here: {here}"
+        for (request, here), (_, nsq) in zip(ours, theirs, strict=True)
         if here != nsq
     ]
-    assert found == [], f"{len(found)} of {len(ours)}"
+    assert differing == [], f"{len(differing)} of {len(ours)}"
 
 
 @pytest.mark.slow

@@ -45,9 +45,9 @@ class Lines:
         self._output = output
         self._seen: set[str] = set()
 
-    async def until(self, *wanted: str) -> None:
+    async def until(self, *names: str) -> None:
         """Wait until all of these have come; none of them may have come before."""
-        missing = set(wanted)
+        missing = set(names)
         assert not missing & self._seen
         async with asyncio.timeout(50):
             while missing:
@@ -139,6 +139,6 @@ def test_nsq_to_file_finds_topics_through_it(tmp_path: Path) -> None:
 
 def left(broker: BrokerProcess, topic: str) -> dict[str, int]:
     """Return the depth of the only channel of a topic."""
-    (found,) = ask(broker.http_address, f"/stats?format=json&topic={topic}")["topics"]
+    (topic_report,) = ask(broker.http_address, f"/stats?format=json&topic={topic}")["topics"]
     nothing_yet = {"depth": -1}
-    return next(iter(found["channels"]), nothing_yet)
+    return next(iter(topic_report["channels"]), nothing_yet)

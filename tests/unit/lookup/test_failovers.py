@@ -149,7 +149,7 @@ class Daemon:
         url = f"http://{self.lookup.http_address}/lookup"
         async with self._http.get(url, params={"topic": topic}) as response:
             answer: dict[str, Any] = await response.json(content_type=None)
-        return [each["tcp_port"] for each in answer["producers"]]
+        return [producer["tcp_port"] for producer in answer["producers"]]
 
     async def end(self, registrar: Registrar) -> None:
         """Close a broker's connection, and wait until the daemon knows."""

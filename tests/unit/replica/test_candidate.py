@@ -32,7 +32,7 @@ class Election:
 
     def greeted(self, name: str) -> None:
         ranges = [EpochRange(1, self.mine.start, self.mine.end)]
-        segments = [(each.base, SEGMENT_BYTES) for each in self.candidate.copy.segments]
+        segments = [(segment.base, SEGMENT_BYTES) for segment in self.candidate.copy.segments]
         link = self.links[name] = FakeLink()
         self.candidate.greeted(link, ReplicaGreeting("id", name, ranges, segments))
 

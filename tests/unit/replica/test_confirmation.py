@@ -14,26 +14,26 @@ def confirmation(quorum: Quorum = THREE, *, min_in_sync: int = 2) -> Confirmatio
     return Confirmation(quorum, min_in_sync, 1000)
 
 
-def acknowledge(found: Confirmation, **positions: int) -> int:
+def acknowledge(confirmed: Confirmation, **positions: int) -> int:
     """Return what is confirmed after some acknowledgements."""
     for name, position in positions.items():
-        found.acknowledge(name, position)
-    found.update()
-    return found.position
+        confirmed.acknowledge(name, position)
+    confirmed.update()
+    return confirmed.position
 
 
 def test_as_many_copies_as_are_asked_for_confirm() -> None:
-    found = confirmation()
-    assert acknowledge(found, a=3000) == 0
-    assert acknowledge(found, b=2000) == 2000
-    assert acknowledge(found, c=2500) == 2500
-    assert acknowledge(found, b=2800, c=2800) == 2800
+    confirmed = confirmation()
+    assert acknowledge(confirmed, a=3000) == 0
+    assert acknowledge(confirmed, b=2000) == 2000
+    assert acknowledge(confirmed, c=2500) == 2500
+    assert acknowledge(confirmed, b=2800, c=2800) == 2800
 
 
 def test_what_is_older_than_the_epoch_is_confirmed_with_its_first_record() -> None:
-    found = confirmation()
-    assert acknowledge(found, a=1000, b=992, c=992) == 0
-    assert acknowledge(found, c=1000) == 1000
+    confirmed = confirmation()
+    assert acknowledge(confirmed, a=1000, b=992, c=992) == 0
+    assert acknowledge(confirmed, c=1000) == 1000
 
 
 def test_one_that_is_not_in_sync_does_not_count() -> None:
@@ -41,38 +41,38 @@ def test_one_that_is_not_in_sync_does_not_count() -> None:
 
 
 def test_nothing_is_confirmed_while_too_few_are_in_sync() -> None:
-    found = confirmation(Quorum(frozenset("a"), 1))
-    assert acknowledge(found, a=2000) == 0
-    found.min_in_sync = 1
-    assert acknowledge(found) == 2000
+    confirmed = confirmation(Quorum(frozenset("a"), 1))
+    assert acknowledge(confirmed, a=2000) == 0
+    confirmed.min_in_sync = 1
+    assert acknowledge(confirmed) == 2000
 
 
 def test_both_quorums_count_while_the_set_changes() -> None:
-    found = confirmation()
-    assert acknowledge(found, a=2000, b=1500, c=2000) == 2000
-    assert not found.allows(TWO)
-    found.acknowledge("b", 2000)
-    assert found.allows(TWO)
-    found.begin_change(TWO)
-    assert not found.allows(TWO)
-    assert acknowledge(found, a=3000, c=3000) == 2000
-    assert acknowledge(found, b=2500) == 2500
-    found.end_change(THREE)
-    assert acknowledge(found) == 3000
+    confirmed = confirmation()
+    assert acknowledge(confirmed, a=2000, b=1500, c=2000) == 2000
+    assert not confirmed.allows(TWO)
+    confirmed.acknowledge("b", 2000)
+    assert confirmed.allows(TWO)
+    confirmed.begin_change(TWO)
+    assert not confirmed.allows(TWO)
+    assert acknowledge(confirmed, a=3000, c=3000) == 2000
+    assert acknowledge(confirmed, b=2500) == 2500
+    confirmed.end_change(THREE)
+    assert acknowledge(confirmed) == 3000
 
 
 def test_a_new_quorum_has_the_epochs_first_record() -> None:
     """A fresh primary has confirmed nothing, but its log holds what older epochs confirmed."""
-    found = confirmation()
-    acknowledge(found, a=1000, c=500)
-    assert not found.allows(Quorum(frozenset("ac"), 2))
-    found.acknowledge("c", 1000)
-    assert found.allows(Quorum(frozenset("ac"), 2))
+    confirmed = confirmation()
+    acknowledge(confirmed, a=1000, c=500)
+    assert not confirmed.allows(Quorum(frozenset("ac"), 2))
+    confirmed.acknowledge("c", 1000)
+    assert confirmed.allows(Quorum(frozenset("ac"), 2))
 
 
 def test_a_connection_that_ended_does_not_count() -> None:
-    found = confirmation()
-    acknowledge(found, b=2000)
-    found.forget("b")
-    assert acknowledge(found, a=2000) == 0
-    assert acknowledge(found, b=1500) == 1500
+    confirmed = confirmation()
+    acknowledge(confirmed, b=2000)
+    confirmed.forget("b")
+    assert acknowledge(confirmed, a=2000) == 0
+    assert acknowledge(confirmed, b=1500) == 1500

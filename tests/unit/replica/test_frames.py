@@ -36,10 +36,10 @@ def pack(frame: Frame) -> bytes:
     return frame.pack_header() + bytes(frame.body)
 
 
-def joined(found: list[Frame]) -> list[Frame]:
+def joined(frames: list[Frame]) -> list[Frame]:
     """The frames, with the bodies as bytes, where pieces of DATA that follow each other are one."""
     out: list[Frame] = []
-    for frame in found:
+    for frame in frames:
         last = out[-1] if out else None
         if (
             last is not None

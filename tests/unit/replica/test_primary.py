@@ -54,11 +54,11 @@ class Host:
         self.log = CommitLog(storage, [], 0, 5, 4096)
         self.append()
         replicas = {name: ADDRESSES[name] for name in names}
-        found = ReplicaSet.first("a", replicas, broker="id", epoch=4, min_in_sync=min_in_sync)
-        found = found.elected("a").with_in_sync(frozenset(in_sync))
+        replica_set = ReplicaSet.first("a", replicas, broker="id", epoch=4, min_in_sync=min_in_sync)
+        replica_set = replica_set.elected("a").with_in_sync(frozenset(in_sync))
         self.now_ns = 0
         self.primary = Primary(
-            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, settings, self, 0, 0
+            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, replica_set, 7, settings, self, 0, 0
         )
         self.links: dict[str, FakeLink] = {}
 
@@ -79,6 +79,20 @@ class Host:
             base = (1 << 64) - 1
             self.primary.received(link, Frame(FrameKind.FETCH, 5, 0, base), self.now_ns)
         self.primary.send(self.now_ns)
+
+    def polled(self, replica_set: ReplicaSet, version: int) -> None:
+        self.primary.polled(Seen(replica_set, version, {}), self.now_ns, self.now_ns)
+
+    def swapped(self) -> ReplicaSet:
+        """The document of the only swap so far."""
+        ((replica_set, _),) = self.swaps
+        return replica_set
+
+    def catch_up(self, *names: str) -> None:
+        """Standbys connect, and acknowledge all of the log."""
+        self.join(*names)
+        for name in names:
+            self.acknowledge(name, self.log.position)
 
     def flush(self) -> None:
         job = self.log.flush_job()
@@ -105,11 +119,11 @@ def test_both_sets_count_until_the_swaps_outcome_is_known() -> None:
     assert host.confirmed_position == 0
     host.wait(0)
     host.wait(3)
-    ((wanted, version),) = host.swaps
-    assert (wanted.in_sync, wanted.copies, version) == (frozenset("a"), 1, 7)
+    ((swapped, version),) = host.swaps
+    assert (swapped.in_sync, swapped.copies, version) == (frozenset("a"), 1, 7)
     host.primary.send(host.now_ns)
     assert host.confirmed_position == 0
-    host.primary.swapped(wanted, 8, host.now_ns)
+    host.primary.swapped(swapped, 8, host.now_ns)
     assert host.confirmed_position == host.log.position
 
 
@@ -120,8 +134,8 @@ def test_a_larger_set_counts_from_before_its_swap() -> None:
     end = host.log.position
     host.acknowledge("b", end)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert (wanted.in_sync, wanted.copies) == (frozenset("ab"), 2)
+    swapped = host.swapped()
+    assert (swapped.in_sync, swapped.copies) == (frozenset("ab"), 2)
     more = host.append()
     host.primary.send(host.now_ns)
     assert host.confirmed_position == end
@@ -136,51 +150,49 @@ def test_an_unclear_swap_counts_until_another_settles_it() -> None:
     host.join("b")
     host.acknowledge("b", before)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
-    host.primary.swap_unclear(wanted)
+    swapped = host.swapped()
+    assert swapped.in_sync == frozenset("ab")
+    host.primary.swap_unclear(swapped)
     host.append()
     host.primary.send(host.now_ns)
     assert host.confirmed_position == before
     # Nothing has changed yet, but it may: so the version that the swap named is used up.
-    host.primary.polled(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
+    host.polled(host.primary.replica_set, 7)
     touched, version = host.swaps[-1]
     assert (touched.touch, touched.in_sync, version) == (1, frozenset("a"), 7)
     host.primary.swap_unclear(touched)
     assert host.confirmed_position == before
     # One of the two was applied.
-    host.primary.polled(Seen(wanted, 8, {}), host.now_ns, host.now_ns)
+    host.polled(swapped, 8)
     assert host.primary.swap_state is SwapState.SETTLED
-    assert host.primary.replica_set == wanted
+    assert host.primary.replica_set == swapped
     assert host.confirmed_position == before
     host.acknowledge("b", host.log.position)
     assert host.confirmed_position == host.log.position
 
 
-def test_a_look_from_before_a_swap_changes_nothing() -> None:
+def test_a_poll_from_before_a_swap_changes_nothing() -> None:
     host = Host("ab", "a", min_in_sync=1)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
+    host.catch_up("b")
     host.wait(0)
-    ((wanted, _),) = host.swaps
+    swapped = host.swapped()
     old = host.primary.replica_set
-    host.primary.polled(Seen(old, 7, {}), host.now_ns, host.now_ns)
-    host.primary.swapped(wanted, 8, host.now_ns)
-    host.primary.polled(Seen(old, 7, {}), host.now_ns, host.now_ns)
-    assert host.primary.replica_set == wanted
+    host.polled(old, 7)
+    host.primary.swapped(swapped, 8, host.now_ns)
+    host.polled(old, 7)
+    assert host.primary.replica_set == swapped
     assert len(host.swaps) == 1
 
 
-def test_a_swap_that_came_second_is_looked_into() -> None:
+def test_a_swap_that_came_second_is_polled_for() -> None:
     host = Host("ab", "a", min_in_sync=1)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
+    host.catch_up("b")
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    host.primary.swapped(wanted, None, host.now_ns)
+    swapped = host.swapped()
+    host.primary.swapped(swapped, None, host.now_ns)
     assert host.primary.is_unclear
     other = host.primary.replica_set.touched()
-    host.primary.polled(Seen(other, 9, {}), host.now_ns, host.now_ns)
+    host.polled(other, 9)
     assert (host.primary.replica_set, host.primary.version) == (other, 9)
 
 
@@ -231,9 +243,9 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
 
 def c_has_left(host: Host) -> None:
     """Its leaving was asked for, alone, and succeeds."""
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
-    host.primary.swapped(wanted, 8, host.now_ns)
+    swapped = host.swapped()
+    assert swapped.in_sync == frozenset("ab")
+    host.primary.swapped(swapped, 8, host.now_ns)
 
 
 def c_comes_back(host: Host) -> None:
@@ -337,9 +349,9 @@ def test_a_hand_over_waits_for_the_whole_log() -> None:
     assert host.swaps == []
     host.acknowledge("b", host.log.position)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert (wanted.primary, wanted.epoch) == ("b", 6)
-    host.primary.swapped(wanted, 8, host.now_ns)
+    swapped = host.swapped()
+    assert (swapped.primary, swapped.epoch) == ("b", 6)
+    host.primary.swapped(swapped, 8, host.now_ns)
     host.wait(0)
     assert len(host.swaps) == 1, "its epoch is over"
 
@@ -376,13 +388,12 @@ def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
 ) -> None:
     """The metadata store may be away for hours."""
     host = Host("ab", "ab", min_in_sync=1)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
+    host.catch_up("b")
     host.primary.hand_over("b", host.now_ns)
     host.wait(0)
-    ((wanted, _),) = host.swaps
+    swapped = host.swapped()
     if is_unclear:
-        host.primary.swap_unclear(wanted)
+        host.primary.swap_unclear(swapped)
     host.wait(1)
     with pytest.raises(WritesRefused, match="b becomes primary"):
         host.append()
@@ -390,7 +401,7 @@ def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
     host.append()
     # It was applied: the epoch is over.
     host.primary.swap_state = SwapState.SENT
-    host.primary.swapped(wanted, 8, host.now_ns)
+    host.primary.swapped(swapped, 8, host.now_ns)
     host.wait(10)
     assert len(host.swaps) == 1
 
@@ -403,29 +414,27 @@ def test_a_hand_over_is_given_its_time_where_the_store_was_slow_before() -> None
     for _ in range(4):
         host.acknowledge("b", host.log.position)
         host.wait(1)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
+    assert host.swapped().in_sync == frozenset("ab")
     host.primary.hand_over("b", host.now_ns)
     host.wait(1)
     with pytest.raises(WritesRefused, match="b becomes primary"):
         host.append()
-    host.primary.swapped(wanted, 8, host.now_ns)
+    host.primary.swapped(host.swapped(), 8, host.now_ns)
     host.wait(0)
     assert host.swaps[-1][0].primary == "b"
 
 
 def test_an_order_whose_outcome_was_unknown_for_too_long_is_taken_back() -> None:
     host = Host("ab", "ab", min_in_sync=1)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
+    host.catch_up("b")
     ordered = host.primary.replica_set.with_hand_over("b")
-    host.primary.polled(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
+    host.polled(ordered, 8)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    host.primary.swap_unclear(wanted)
+    swapped = host.swapped()
+    host.primary.swap_unclear(swapped)
     host.wait(3)
     host.append()
-    host.primary.polled(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
+    host.polled(ordered, 8)
     host.primary.swapped(host.swaps[-1][0], 9, host.now_ns)
     host.wait(0)
     assert (host.swaps[-1][0].primary, host.swaps[-1][0].hand_over_to) == ("a", None)
@@ -434,43 +443,35 @@ def test_an_order_whose_outcome_was_unknown_for_too_long_is_taken_back() -> None
 
 def test_an_operator_asks_for_another_primary() -> None:
     host = Host("abc", "abc", min_in_sync=1)
-    host.join("b", "c")
-    host.acknowledge("b", host.log.position)
-    host.acknowledge("c", host.log.position)
-    asked = host.primary.replica_set.with_hand_over("c")
-    host.primary.polled(Seen(asked, 8, {}), host.now_ns, host.now_ns)
+    host.catch_up("b", "c")
+    ordered = host.primary.replica_set.with_hand_over("c")
+    host.polled(ordered, 8)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert (wanted.primary, wanted.hand_over_to) == ("c", None)
+    swapped = host.swapped()
+    assert (swapped.primary, swapped.hand_over_to) == ("c", None)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_primary_says_no_to_a_hand_over_that_cannot_be(name: str) -> None:
     host = Host("abc", "ac", min_in_sync=1)
-    host.join("c")
-    host.acknowledge("c", host.log.position)
-    host.primary.polled(
-        Seen(host.primary.replica_set.with_hand_over(name), 8, {}), host.now_ns, host.now_ns
-    )
+    host.catch_up("c")
+    host.polled(host.primary.replica_set.with_hand_over(name), 8)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert (wanted.primary, wanted.epoch, wanted.hand_over_to) == ("a", 5, None)
+    swapped = host.swapped()
+    assert (swapped.primary, swapped.epoch, swapped.hand_over_to) == ("a", 5, None)
 
 
 def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
     host = Host("ab", "ab", min_in_sync=2)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
-    host.primary.polled(
-        Seen(host.primary.replica_set.with_leaving("b"), 8, {}), host.now_ns, host.now_ns
-    )
+    host.catch_up("b")
+    host.polled(host.primary.replica_set.with_leaving("b"), 8)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == {"a"}
-    host.primary.swapped(wanted, 9, host.now_ns)
+    swapped = host.swapped()
+    assert swapped.in_sync == {"a"}
+    host.primary.swapped(swapped, 9, host.now_ns)
     host.wait(0)
     assert len(host.swaps) == 1, "it does not come back"
-    host.primary.polled(Seen(wanted.without_replica("b"), 10, {}), host.now_ns, host.now_ns)
+    host.polled(swapped.without_replica("b"), 10)
     assert not host.primary.standbys
     assert host.links["b"].is_closed
     position = host.append()
@@ -483,9 +484,7 @@ def test_a_replica_that_is_to_leave_stays_until_enough_others_are_in_sync() -> N
     host = Host("abc", "ac", min_in_sync=2)
     host.join("b", "c")
     host.acknowledge("c", host.log.position)
-    host.primary.polled(
-        Seen(host.primary.replica_set.with_leaving("c"), 8, {}), host.now_ns, host.now_ns
-    )
+    host.polled(host.primary.replica_set.with_leaving("c"), 8)
     host.wait(0)
     assert not host.swaps, "b lacks messages"
     host.acknowledge("b", host.log.position)
@@ -499,14 +498,12 @@ def test_a_replica_that_is_to_leave_stays_until_enough_others_are_in_sync() -> N
 
 def test_more_copies_are_made_where_an_operator_wants_them() -> None:
     host = Host("abc", "abc", min_in_sync=1)
-    host.join("b", "c")
-    host.acknowledge("b", host.log.position)
-    host.acknowledge("c", host.log.position)
-    asked = replace(host.primary.replica_set, wanted_copies=3)
-    host.primary.polled(Seen(asked, 8, {}), host.now_ns, host.now_ns)
+    host.catch_up("b", "c")
+    ordered = replace(host.primary.replica_set, wanted_copies=3)
+    host.polled(ordered, 8)
     host.wait(0)
-    ((wanted, _),) = host.swaps
-    assert (wanted.in_sync, wanted.copies) == (frozenset("abc"), 3)
+    swapped = host.swapped()
+    assert (swapped.in_sync, swapped.copies) == (frozenset("abc"), 3)
 
 
 def test_a_replica_may_fetch_only_from_where_the_logs_are_the_same() -> None:
@@ -519,8 +516,7 @@ def test_a_replica_may_fetch_only_from_where_the_logs_are_the_same() -> None:
 
 def test_a_primary_whose_disk_failed_hands_over() -> None:
     host = Host("ab", "ab", min_in_sync=1)
-    host.join("b")
-    host.acknowledge("b", host.log.position)
+    host.catch_up("b")
     host.log.flush_failed(OSError("Input/output error"))
     assert host.primary.yields(0)
     host.wait(0)

@@ -51,13 +51,13 @@ class Log:
     def end(self) -> None:
         """Note the epoch that ends."""
         before = self.ranges[-1].end if self.ranges else 0
-        start = next(each.base for each in self.log.segments if each.base >= before)
+        start = next(segment.base for segment in self.log.segments if segment.base >= before)
         self.ranges.append(EpochRange(self.log.epoch, start, self.log.position))
 
     def remove(self, first: int) -> None:
         """Remove the segments before epoch 3, from one of them on."""
         flushed(self.log)
-        old = [each for each in self.log.segments if each.base < self.ranges[-1].start]
+        old = [segment for segment in self.log.segments if segment.base < self.ranges[-1].start]
         for segment in old[first:]:
             self.log.retire(segment)
             self.log.remove(segment)
@@ -82,7 +82,9 @@ class Log:
         fetch = join(away, theirs, EPOCH, away.end_position, list)
         ship(LogSender(copy, fetch.position, fetch.second), away)
         assert away.end_position == self.log.position
-        assert [each.base for each in away.segments] == [each.base for each in copy.segments]
+        assert [segment.base for segment in away.segments] == [
+            segment.base for segment in copy.segments
+        ]
 
 
 @pytest.fixture(params=[0, 1], ids=["all old segments are gone", "the first one is there"])
@@ -98,7 +100,7 @@ def test_a_candidate_that_copied_the_log(log: Log, is_new: bool) -> None:
     copy = empty() if is_new else log.behind
 
     def note(ranges: object) -> None:
-        noted[:] = [replace(each) for each in copy.epochs.ranges]
+        noted[:] = [replace(epoch) for epoch in copy.epochs.ranges]
 
     candidate = Candidate(
         "a", "id", replace(ALL, epoch=EPOCH, primary="a"), 9, copy, lambda: copy, note,
@@ -120,7 +122,7 @@ def test_a_standby_that_copied_the_log(log: Log, is_new: bool) -> None:
     copy = empty() if is_new else log.behind
 
     def note(ranges: object) -> None:
-        noted[:] = [replace(each) for each in copy.epochs.ranges]
+        noted[:] = [replace(epoch) for epoch in copy.epochs.ranges]
 
     def recover(copy: CopiedLog) -> BrokerRecovery:
         return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
@@ -144,5 +146,5 @@ def test_a_standby_that_copied_the_log(log: Log, is_new: bool) -> None:
     standby.received(Frame(FrameKind.BEAT, EPOCH, log.log.position, 0), 0)
     standby.end_turn()
     assert standby.is_whole
-    assert [(each.epoch, each.start) for each in noted][:2] == [(1, 0), (2, log.ranges[1].start)]
+    assert [(epoch.epoch, epoch.start) for epoch in noted][:2] == [(1, 0), (2, log.ranges[1].start)]
     log.is_followed(copy)

@@ -21,15 +21,15 @@ from martlet.replica.standby import Standby
 from martlet.testing import SimulatedStorage
 
 
-def claim(host: FakeHost, found: ReplicaSet, version: int) -> tuple[ReplicaSet, int]:
+def claim(host: FakeHost, document: ReplicaSet, version: int) -> tuple[ReplicaSet, int]:
     """Let a process claim its name in a document. Returns the document after that."""
-    host.polls(found, version)
-    wanted, of_version = host.swaps.pop()
+    host.polls(document, version)
+    swapped, of_version = host.swaps.pop()
     assert of_version == version
-    host.replica.swapped(wanted, version + 1, host.now_ns)
-    host.polls(wanted, version + 1)
+    host.replica.swapped(swapped, version + 1, host.now_ns)
+    host.polls(swapped, version + 1)
     assert host.replica.is_member
-    return wanted, version + 1
+    return swapped, version + 1
 
 
 def copy_of(host: FakeHost) -> SimulatedStorage:
@@ -43,13 +43,13 @@ def test_a_process_claims_its_name_before_it_does_anything_else() -> None:
     host.address = "10.0.0.9:4153"
     host.polls(ALL)
     host.wait(0)
-    ((wanted, version),) = host.swaps
-    assert (wanted.instance_of("b"), wanted.replicas["b"]) == (host.instance, "10.0.0.9:4153")
+    ((swapped, version),) = host.swaps
+    assert (swapped.instance_of("b"), swapped.replicas["b"]) == (host.instance, "10.0.0.9:4153")
     assert (version, host.connects) == (1, [])
     assert host.replica.note.pledged == 0
     host.polls(ALL)
     assert len(host.swaps) == 1, "one claim at a time"
-    host.replica.swap_unclear(wanted, 0)
+    host.replica.swap_unclear(swapped, 0)
     host.polls(ALL)
     host.replica.swapped(host.swaps[-1][0], 2, 0)
     host.polls(host.swaps[-1][0], 2)
@@ -59,16 +59,16 @@ def test_a_process_claims_its_name_before_it_does_anything_else() -> None:
 
 def test_a_process_that_was_replaced_stands_down_for_good() -> None:
     old, new = FakeHost("b"), FakeHost("b")
-    found, version = claim(old, ALL, 1)
+    document, version = claim(old, ALL, 1)
     old.wait(0)
     link = FakeLink()
     old.replica.connected(old.connects[0][0], link, 0)
-    found, version = claim(new, found, version)
-    old.polls(found, version)
+    document, version = claim(new, document, version)
+    old.polls(document, version)
     assert link.is_closed
     assert (old.replica.is_replaced, old.replica.role_name) == (True, "waiting")
     assert "stands down for good" in old.replica.problem
-    elected = found.elected("b")
+    elected = document.elected("b")
     for seen in (elected, replace(elected, lives={}), ALL):
         old.polls(seen, version + 1)
         old.wait(3)
@@ -76,32 +76,32 @@ def test_a_process_that_was_replaced_stands_down_for_good() -> None:
     assert (len(old.connects), old.swaps) == (1, [])
     assert isinstance(old.replica.role, Standby)
     again = FakeHost("b", old.storage.crash())
-    again.polls(found, version)
+    again.polls(document, version)
     assert again.replica.is_replaced
     assert again.swaps == []
 
 
 def test_a_primary_that_was_replaced_stands_down() -> None:
     old, new = FakeHost("a"), FakeHost("a")
-    found, version = claim(old, FIRST, 1)
+    document, version = claim(old, FIRST, 1)
     old.wait(0)
     old.wait(0.2)
-    wanted, _ = old.swaps.pop()
-    old.replica.swapped(wanted, version + 1, old.now_ns)
-    old.polls(wanted, version + 1)
+    swapped, _ = old.swaps.pop()
+    old.replica.swapped(swapped, version + 1, old.now_ns)
+    old.polls(swapped, version + 1)
     assert isinstance(old.replica.role, Primary)
-    grown = wanted.with_in_sync(frozenset("abc"))
-    found, version = claim(new, grown, version + 1)
+    grown = swapped.with_in_sync(frozenset("abc"))
+    document, version = claim(new, grown, version + 1)
     assert isinstance(new.replica.role, Standby), "the epoch is that of the other process"
-    old.polls(found, version)
+    old.polls(document, version)
     assert (old.replica.is_replaced, old.replica.primary) == (True, None)
 
 
 def test_an_epoch_is_begun_by_the_process_that_was_elected() -> None:
     storage = primary().storage.crash()
     won = FakeHost("a", storage)
-    found, version = claim(won, ALL, 1)
-    elected = found.elected("a")
+    document, version = claim(won, ALL, 1)
+    elected = document.elected("a")
     copied = FakeHost("a", copy_of(won))
     named, version = claim(copied, elected, version + 1)
     assert copied.replica.note.is_whole
@@ -114,24 +114,24 @@ def test_an_epoch_is_begun_by_the_process_that_was_elected() -> None:
 
 def test_a_restart_goes_on_as_the_same_replica() -> None:
     host = FakeHost("b", primary_folder())
-    found, version = claim(host, ALL, 1)
+    document, version = claim(host, ALL, 1)
     incarnation = host.replica.note.life.incarnation
     again = FakeHost("b", host.storage.crash())
-    found, version = claim(again, found, version)
+    document, version = claim(again, document, version)
     assert again.replica.note.is_whole
-    assert found.lives["b"] == again.replica.note.life
-    assert (found.lives["b"].incarnation, found.lives["b"].number) == (incarnation, 2)
+    assert document.lives["b"] == again.replica.note.life
+    assert (document.lives["b"].incarnation, document.lives["b"].number) == (incarnation, 2)
 
 
 def test_a_claim_without_an_answer_is_known_to_be_of_this_folder() -> None:
     """Also where a further start saw an older document first."""
     host = FakeHost("b", primary_folder())
-    found, version = claim(host, ALL, 1)
+    document, version = claim(host, ALL, 1)
     second = FakeHost("b", host.storage.crash())
-    second.polls(found, version)
+    second.polls(document, version)
     ((applied, _),) = second.swaps
     third = FakeHost("b", second.storage.crash())
-    third.polls(found, version)
+    third.polls(document, version)
     third.replica.swapped(third.swaps.pop()[0], None, 0)
     claim(third, applied, version + 1)
     assert third.replica.note.is_whole
@@ -143,8 +143,8 @@ def test_a_new_folder_does_not_replace_the_only_replica_that_has_some_messages(
     is_copy: bool,
 ) -> None:
     host = FakeHost("a", primary().storage.crash())
-    found, version = claim(host, ALL, 1)
-    alone = found.with_in_sync(frozenset("a"))
+    document, version = claim(host, ALL, 1)
+    alone = document.with_in_sync(frozenset("a"))
     copied = FakeHost("a", copy_of(host) if is_copy else None, is_copied=is_copy)
     copied.polls(alone, version + 1)
     assert copied.swaps == []
@@ -169,13 +169,13 @@ def test_a_process_that_an_operator_named_is_known_to_be_of_this_folder() -> Non
 
 def test_a_folder_whose_copy_was_the_replica_meanwhile_does_not_count() -> None:
     host = FakeHost("b", primary_folder())
-    found, version = claim(host, ALL, 1)
+    document, version = claim(host, ALL, 1)
     copied = FakeHost("b", copy_of(host))
-    found, version = claim(copied, found, version)
-    host.polls(found, version)
+    document, version = claim(copied, document, version)
+    host.polls(document, version)
     assert host.replica.is_replaced
     again = FakeHost("b", host.storage.crash())
-    claim(again, found, version)
+    claim(again, document, version)
     assert not again.replica.note.is_whole
     assert not again.standby.is_whole
 
@@ -231,9 +231,9 @@ def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
 
 def test_a_candidate_drops_the_answer_of_a_process_that_was_replaced() -> None:
     host = FakeHost("a", primary().storage.crash())
-    found, version = claim(host, ALL, 1)
+    document, version = claim(host, ALL, 1)
     host.replica._won_epoch = 2
-    host.polls(found.elected("a"), version + 1)
+    host.polls(document.elected("a"), version + 1)
     role = host.replica.role
     assert isinstance(role, Candidate)
     link = FakeLink()
@@ -257,7 +257,7 @@ def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_docume
     assert host.confirmed_position == end
 
 
-def test_a_look_that_began_before_the_primary_hung_does_not_count() -> None:
+def test_a_poll_that_began_before_the_primary_hung_does_not_count() -> None:
     """Its answer lies in a socket meanwhile, and is the first thing that is read."""
     host = Host("ab", "a", min_in_sync=1)
     host.primary.send(host.now_ns)
@@ -275,30 +275,30 @@ def test_a_swap_that_was_answered_while_the_primary_hung_does_not_count() -> Non
     host = Host("ab", "ab", min_in_sync=1)
     host.wait(0)
     host.wait(3)
-    ((wanted, version),) = host.swaps
-    assert wanted.copies == 1
+    ((swapped, version),) = host.swaps
+    assert swapped.copies == 1
     host.now_ns += 3 * SECOND_NS
-    host.primary.swapped(wanted, version + 1, host.now_ns)
+    host.primary.swapped(swapped, version + 1, host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (0, True)
-    host.primary.polled(Seen(wanted, version + 1, {}), host.now_ns, host.now_ns)
+    host.primary.polled(Seen(swapped, version + 1, {}), host.now_ns, host.now_ns)
     assert host.confirmed_position == host.log.position
 
 
-def test_a_replica_that_hung_before_its_epoch_confirms_alone_only_once_it_has_looked() -> None:
+def test_a_replica_that_hung_before_its_epoch_confirms_alone_only_once_it_has_polled() -> None:
     host = FakeHost("a")
     _, version = claim(host, replace(FIRST, min_in_sync=1), 1)
     host.wait(0)
     host.wait(0.2)
-    wanted, _ = host.swaps.pop()
-    host.replica.swapped(wanted, version + 1, host.now_ns)
+    swapped, _ = host.swaps.pop()
+    host.replica.swapped(swapped, version + 1, host.now_ns)
     host.wait(0.2)
     host.now_ns += 3 * SECOND_NS
-    host.polls(wanted, version + 1)
+    host.polls(swapped, version + 1)
     role = host.replica.role
     assert isinstance(role, Primary)
     assert (host.confirmed_position, role.is_waking) == (0, True)
     host.wait(0.2)
-    host.polls(wanted, version + 1)
+    host.polls(swapped, version + 1)
     assert host.confirmed_position == role.log.position
 
 
@@ -321,6 +321,6 @@ def test_documents_notes_and_greetings_of_earlier_versions_are_read() -> None:
     note = {"pledged": 3, "is_whole": True, "epochs": [], "replica": "b"}
     storage.replace(NAME, json.dumps(note).encode())
     host = FakeHost("b", storage)
-    found, _ = claim(host, replace(ALL, epoch=3), 1)
+    claimed, _ = claim(host, replace(ALL, epoch=3), 1)
     assert host.replica.note.is_whole
-    assert found.lives["b"] == host.replica.note.life
+    assert claimed.lives["b"] == host.replica.note.life

@@ -87,22 +87,22 @@ class FakeHost:
         broker.await_confirmation(confirmed)
         return broker.log
 
-    def sees(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
+    def sees(self, document: ReplicaSet, version: int = 1, **presences: Presence) -> None:
         """See a document, in which this process has claimed its name."""
-        if self.replica.name in found.replicas and found.broker == "id":
-            found = self.claims(found)
-        self.polls(found, version, **presences)
+        if self.replica.name in document.replicas and document.broker == "id":
+            document = self.claims(document)
+        self.polls(document, version, **presences)
 
-    def claims(self, found: ReplicaSet) -> ReplicaSet:
+    def claims(self, document: ReplicaSet) -> ReplicaSet:
         """Return the document in which this process is the replica, as of the epoch, too."""
         name, note = self.replica.name, self.replica.note
-        number = max(found.last_life + 1, note.life.number)
+        number = max(document.last_life + 1, note.life.number)
         life = Life(number, self.instance, note.life.incarnation)
-        found = found.claimed(name, life, found.replicas[name])
-        return replace(found, primary_instance="")
+        document = document.claimed(name, life, document.replicas[name])
+        return replace(document, primary_instance="")
 
-    def polls(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
-        self.replica.polled(Seen(found, version, presences), self.now_ns)
+    def polls(self, document: ReplicaSet, version: int = 1, **presences: Presence) -> None:
+        self.replica.polled(Seen(document, version, presences), self.now_ns)
 
     def wait(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
@@ -125,9 +125,9 @@ def primary() -> FakeHost:
     host.sees(FIRST)
     host.wait(0)
     host.wait(0.2)
-    ((wanted, version),) = host.swaps
-    host.replica.swapped(wanted, version + 1, host.now_ns)
-    host.sees(wanted, version + 1)
+    ((swapped, version),) = host.swaps
+    host.replica.swapped(swapped, version + 1, host.now_ns)
+    host.sees(swapped, version + 1)
     assert isinstance(host.replica.role, Primary)
     return host
 
@@ -171,8 +171,8 @@ def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
     again.sees(FIRST)
     again.wait(0)
     again.wait(0.2)
-    ((wanted, _),) = again.swaps
-    again.replica.swapped(wanted, None, again.now_ns)
+    ((swapped, _),) = again.swaps
+    again.replica.swapped(swapped, None, again.now_ns)
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
     assert again.noted == (1, False, "a")
@@ -196,16 +196,16 @@ def test_an_operator_forces_a_replica_that_lacks_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "problem"),
+    ("document", "problem"),
     [
         (None, "create one"),
         (ReplicaSet.first("b", {"b": "10.0.0.1:4153"}, broker="id"), "replicas add a"),
         (replace(FIRST, broker="other"), "give this replica an empty --data-path"),
     ],
 )
-def test_a_replica_that_is_no_member_says_why(found: ReplicaSet | None, problem: str) -> None:
+def test_a_replica_that_is_no_member_says_why(document: ReplicaSet | None, problem: str) -> None:
     host = FakeHost("a")
-    host.replica.polled(Seen(found, 1, {}), 0)
+    host.replica.polled(Seen(document, 1, {}), 0)
     assert problem in host.replica.problem
     host.wait(0)
     host.wait(0.2)
@@ -262,8 +262,8 @@ def test_a_dead_primary_is_replaced_at_once_and_a_silent_one_when_it_is_gone() -
     host.replica.connect_failed(host.connects[-1][0], is_refused=True, now_ns=host.now_ns)
     host.wait(0)
     host.wait(0.2)
-    ((wanted, _),) = host.swaps
-    assert (wanted.primary, wanted.epoch) == ("b", 2)
+    ((swapped, _),) = host.swaps
+    assert (swapped.primary, swapped.epoch) == ("b", 2)
 
 
 def test_frames_of_strangers_depose_nobody() -> None:

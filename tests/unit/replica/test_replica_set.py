@@ -36,8 +36,8 @@ def test_a_majority_is_wanted(count: int, copies: int, needed: int) -> None:
 
 
 def test_the_document_is_read_as_it_was_written() -> None:
-    wanted = replace(FIRST.elected("a").with_in_sync(frozenset("ca")), touch=3)
-    assert ReplicaSet.unpack(wanted.pack()) == wanted
+    replica_set = replace(FIRST.elected("a").with_in_sync(frozenset("ca")), touch=3)
+    assert ReplicaSet.unpack(replica_set.pack()) == replica_set
 
 
 @pytest.mark.parametrize(

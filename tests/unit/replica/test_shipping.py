@@ -160,24 +160,24 @@ def test_a_damaged_range_that_fits_into_no_frame_is_repaired_in_pieces(
     for at in range(start, end, 160):
         copy.storage.segment_bytes_of(0)[at + 90] ^= 1
     copy, report = open_copy(copy.storage)
-    assert [(each.start, each.end) for each in report.damaged] == [(start, end)]
+    assert [(span.start, span.end) for span in report.damaged] == [(start, end)]
 
     pieces, link, data = RepairPieces(), FakeLink(), b""
-    asked = Frame(FrameKind.REPAIR, 1, start, end)
-    link.send(asked)
+    repair = Frame(FrameKind.REPAIR, 1, start, end)
+    link.send(repair)
     while not data:
         answer = piece(log, link.sent[-1])
         assert len(answer.body) <= 200
         data = pieces.add(link, answer)
         assert pieces.are_coming is not bool(data)
         if not data:
-            assert pieces.add(link, piece(log, asked)) == b"", "an answer that came twice"
+            assert pieces.add(link, piece(log, repair)) == b"", "an answer that came twice"
     assert len(link.sent) == 4
     copy.repair(start, data)
     assert open_copy(copy.storage)[1].damaged == []
 
     # What the other replica has not good ends it, also in the middle.
-    assert pieces.add(link, piece(log, asked)) == b""
+    assert pieces.add(link, piece(log, repair)) == b""
     log.damaged = [(480, 640)]
     assert pieces.add(link, piece(log, link.sent[-1])) == b""
     assert not pieces.are_coming

@@ -18,11 +18,11 @@ from martlet.text import how_to_install
 
 
 def test_brokers_are_a_hundred_ports_apart() -> None:
-    found = plan(UpOptions(workers=3, data_path="data"), ("--max-msg-size=4MiB",))
-    assert [broker.tcp_address for broker in found.brokers] == [
+    planned = plan(UpOptions(workers=3, data_path="data"), ("--max-msg-size=4MiB",))
+    assert [broker.tcp_address for broker in planned.brokers] == [
         *("127.0.0.1:4150", "127.0.0.1:4250", "127.0.0.1:4350")
     ]
-    values, _ = arguments().read(found.brokers[2].arguments[1:])
+    values, _ = arguments().read(planned.brokers[2].arguments[1:])
     assert values == {
         "tcp_address": "127.0.0.1:4350",
         "http_address": "127.0.0.1:4351",
@@ -32,36 +32,38 @@ def test_brokers_are_a_hundred_ports_apart() -> None:
         "lookupd_tcp_addresses": ("127.0.0.1:4160",),
         "max_msg_size": 4 << 20,
     }
-    assert found.servers[0].name == "lookup"
+    assert planned.servers[0].name == "lookup"
 
 
 def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None:
     options = UpOptions(tcp_address="0.0.0.0:4150", lookup_tcp_address=":4160")
-    found = plan(options, ())
-    values, _ = arguments().read(found.brokers[0].arguments[1:])
+    planned = plan(options, ())
+    values, _ = arguments().read(planned.brokers[0].arguments[1:])
     assert values["broadcast_address"] == socket.gethostname()
     assert values["lookupd_tcp_addresses"] == ("127.0.0.1:4160",)
 
 
 def test_brokers_get_other_lookup_daemons_if_none_is_started() -> None:
     options = UpOptions(lookup=False, lookup_tcp_address="h:4150")
-    found = plan(options, ("--lookupd-tcp-address=far:4160",))
-    assert [server.name for server in found.servers] == ["broker-0", "admin"]
-    values, _ = arguments().read(found.brokers[0].arguments[1:])
+    planned = plan(options, ("--lookupd-tcp-address=far:4160",))
+    assert [server.name for server in planned.servers] == ["broker-0", "admin"]
+    values, _ = arguments().read(planned.brokers[0].arguments[1:])
     assert values["lookupd_tcp_addresses"] == ("far:4160",)
 
 
 def test_each_replica_has_a_folder_and_ports_of_its_own() -> None:
-    found = plan(UpOptions(workers=2, replicas=3, data_path="data"), ("--min-in-sync=1",))
-    assert [broker.name for broker in found.brokers] == [
+    planned = plan(UpOptions(workers=2, replicas=3, data_path="data"), ("--min-in-sync=1",))
+    assert [broker.name for broker in planned.brokers] == [
         *("broker-0.a", "broker-0.b", "broker-0.c", "broker-1.a", "broker-1.b", "broker-1.c")
     ]
-    assert [broker.folder.name for broker in found.brokers[:3]] == [
+    assert [broker.folder.name for broker in planned.brokers[:3]] == [
         *("broker-0", "broker-0.b", "broker-0.c")
     ]
-    addresses = [each for broker in found.lookup + found.brokers for each in (broker.tcp_address,)]
+    addresses = [
+        address for broker in planned.lookup + planned.brokers for address in (broker.tcp_address,)
+    ]
     assert len(set(addresses)) == 7
-    values, _ = arguments().read(found.brokers[4].arguments[1:])
+    values, _ = arguments().read(planned.brokers[4].arguments[1:])
     assert values == {
         "tcp_address": "127.0.0.1:4280",
         "http_address": "127.0.0.1:4281",
@@ -86,7 +88,7 @@ def test_any_free_ports_are_all_different() -> None:
     anywhere = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     options = UpOptions(workers=4, **anywhere)  # type: ignore[arg-type]
     brokers = plan(options, ()).brokers
-    ports = {broker.tcp_address for broker in brokers} | {each.http_address for each in brokers}
+    ports = {broker.tcp_address for broker in brokers} | {broker.http_address for broker in brokers}
     assert len(ports) == 8
     assert "127.0.0.1:0" not in ports
 
@@ -189,7 +191,7 @@ def test_without_jinja2_up_says_how_to_install_it(
     monkeypatch.setattr(up, "plan", stop)
     assert up.main([]) == 1
     assert planned == [False]
-    (line,) = [each for each in capfd.readouterr().err.splitlines() if "WARNING" in each]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
     assert line.endswith(f"the admin page is not started: {how_to_install('admin')}")
 
 
@@ -212,5 +214,5 @@ def test_replicas_get_a_secret_unless_they_have_their_own(
     options = UpOptions(
         replicas=replicas, data_path="data", broker_config=str(file) if config else ""
     )
-    found = up._replica_secret(options, added)
-    assert found == (expected and Path(expected))
+    flags = up._replica_secret(options, added)
+    assert flags == (expected and Path(expected))

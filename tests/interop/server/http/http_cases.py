@@ -233,10 +233,10 @@ def clients(tcp_port: int) -> Iterator[None]:
 
 def all_answers(tcp_port: int, http_port: int) -> list[tuple[Case, Answer]]:
     """Send everything, in order."""
-    found: list[tuple[Case, Answer]] = []
+    answers: list[tuple[Case, Answer]] = []
 
     def ask(cases: list[Case]) -> None:
-        found.extend((case, exchange(http_port, case)) for case in cases)
+        answers.extend((case, exchange(http_port, case)) for case in cases)
 
     for cases in (ROUTING, PUBLISH, PUBLISH_MANY, TOPICS, CHANNELS, FILL):
         ask(cases)
@@ -247,7 +247,7 @@ def all_answers(tcp_port: int, http_port: int) -> list[tuple[Case, Answer]]:
         ask(_gets("/stats?format=json&topic=m&include_mem=false"))
     ask(CONFIG)
     ask(DELETE)
-    return found
+    return answers
 
 
 # What differs from run to run, or by intention, is made the same before answers are compared.
@@ -297,7 +297,7 @@ def _same(value: Any, key: str = "") -> Any:
         }
         return {name: _same(value[name], name) for name in value if name not in left_out}
     if isinstance(value, list):
-        return [_same(each) for each in value]
+        return [_same(item) for item in value]
     if key in _NUMBERS or key.startswith(("heap_", "gc_", "next_gc")):
         return type(value).__name__
     if key == "remote_address":

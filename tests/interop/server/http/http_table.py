@@ -63,7 +63,7 @@ def _spoiled(path: str) -> Iterator[str]:
 
 
 def _requests(method: str, targets: Iterable[str], *bodies: bytes) -> Iterator[Case]:
-    return (Case(method, *each) for each in product(targets, bodies))
+    return (Case(method, *pair) for pair in product(targets, bodies))
 
 
 def cases() -> Iterator[Case]:

@@ -64,11 +64,11 @@ async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> N
         assert (answer["depth"], answer["in_flight_count"], answer["deferred_count"]) == (0, 2, 2)
         by_offset = {message["offset"]: message for message in answer["messages"]}
         assert list(by_offset) == [1, 2, 3, 4]
-        assert [each["state"] for each in by_offset.values()] == [
+        assert [message["state"] for message in by_offset.values()] == [
             *("deferred", "in_flight", "in_flight", "deferred")
         ]
-        assert [each["attempts"] for each in by_offset.values()] == [1, 1, 1, 0]
-        assert [each["body"] for each in by_offset.values()] == ["1", "2", "3", None]
+        assert [message["attempts"] for message in by_offset.values()] == [1, 1, 1, 0]
+        assert [message["body"] for message in by_offset.values()] == ["1", "2", "3", None]
         assert b64decode(by_offset[4]["body_base64"]) == b"\xff\x00"
         for message in (by_offset[2], by_offset[3]):
             assert message["client"]["client_id"] == "looker"

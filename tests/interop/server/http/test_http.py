@@ -28,12 +28,12 @@ def port_of(address: str) -> int:
 
 def differences(answers: list[tuple[Case, Answer]]) -> list[str]:
     assert len(answers) == len(RECORDED), "the record is of other requests: make it anew"
-    found = []
+    differing = []
     for (case, answer), recorded in zip(answers, RECORDED, strict=True):
         ours = {"request": f"{case.method} {case.target}", **http_cases.normalised(answer)}
         if ours != recorded:
-            found.append(f"{case}\n  nsqd: {recorded}\n  here: {ours}")
-    return found
+            differing.append(f"{case}\n  nsqd: {recorded}\n  here: {ours}")
+    return differing
 
 
 def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
@@ -57,9 +57,9 @@ def test_a_large_table_of_requests_is_answered_as_by_nsqd() -> None:
         ours = list(http_table.answers(port_of(process.http_address), cases))
     with http_cases.nsqd(NSQD) as (_, http_port):
         theirs = list(http_table.answers(http_port, cases))
-    found = [
+    differing = [
         f"{case}\n  nsqd: {nsqd}\n  here: {here}"
         for case, here, nsqd in zip(cases, ours, theirs, strict=True)
         if http_cases.normalised(here) != http_cases.normalised(nsqd)
     ]
-    assert found == [], f"{len(found)} of {len(cases)}"
+    assert differing == [], f"{len(differing)} of {len(cases)}"

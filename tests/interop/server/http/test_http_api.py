@@ -41,7 +41,7 @@ def test_the_broker_does_what_its_document_says(tmp_path: Path) -> None:
             "--warnings=off",
             "--no-color",
         )
-        found = subprocess.run(
+        done = subprocess.run(
             [Path(sys.executable).parent / "schemathesis", "run", *arguments],
             env=os.environ
             | {
@@ -54,9 +54,9 @@ def test_the_broker_does_what_its_document_says(tmp_path: Path) -> None:
             timeout=100,
             check=False,
         )
-        assert found.returncode == 0, found.stdout + found.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         # All but that of the document, which was read for it.
-        assert "6 selected / 6 total" in found.stdout
+        assert "6 selected / 6 total" in done.stdout
         assert "panic" not in broker.log()
 
 
@@ -95,8 +95,8 @@ def test_auth_decides_as_for_nsqs_protocol(server: AuthServer) -> None:
             return HttpClient(broker.http_address, topic, channel, headers)
 
         def codes(client: HttpClient) -> list[int]:
-            found = [client.publish("x"), client.post("channels/c/receive")]
-            return [each.status for each in found]
+            answers = [client.publish("x"), client.post("channels/c/receive")]
+            return [answer.status for answer in answers]
 
         assert codes(client(None)) == [401, 401]
         assert "X-Martlet-Auth" in client(None).publish("x").json["message"]

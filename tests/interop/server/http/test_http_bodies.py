@@ -69,8 +69,8 @@ async def wire(broker: Broker) -> AsyncIterator[Wire]:
 
 
 def stored(broker: Broker, topic: str) -> int:
-    found = broker.server.broker.topics.get(topic)
-    return found.queue.end_offset if found else 0
+    stored_topic = broker.server.broker.topics.get(topic)
+    return stored_topic.queue.end_offset if stored_topic else 0
 
 
 def chunk(data: bytes) -> bytes:
@@ -208,11 +208,11 @@ async def test_one_by_one_and_at_once_messages_of_every_size_are_stored(
     request += b"x" * body_bytes
     wires = [await connect(broker) for _ in range(8)]
     for together in (wires[:1], wires):  # eight at once go into one batch
-        for each in together:
-            await each.send(request)
-        assert [await each.answer() for each in together] == [(200, "OK")] * len(together)
-    for each in wires:
-        each.close()
+        for wire in together:
+            await wire.send(request)
+        assert [await wire.answer() for wire in together] == [(200, "OK")] * len(together)
+    for wire in wires:
+        wire.close()
     topic = broker.server.broker.topics["t"]
     assert (topic.message_count, topic.message_bytes) == (9, 9 * body_bytes)
 

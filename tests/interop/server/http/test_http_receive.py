@@ -30,9 +30,9 @@ broker = brokers.process()
 @pytest.fixture
 def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> HttpClient:
     """A client of a topic of the test's own, whose channel is there."""
-    found = HttpClient(broker.http_address, topic_of(request))
-    assert found.receive() == []
-    return found
+    http_client = HttpClient(broker.http_address, topic_of(request))
+    assert http_client.receive() == []
+    return http_client
 
 
 def topic_of(request: pytest.FixtureRequest) -> str:
@@ -50,7 +50,7 @@ def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, int]:
 
 
 def bodies(messages: list[dict[str, str]]) -> list[str]:
-    return [each["body"] for each in messages]
+    return [message["body"] for message in messages]
 
 
 def test_a_message_has_all_its_properties(client: HttpClient) -> None:
@@ -65,11 +65,11 @@ def test_a_message_has_all_its_properties(client: HttpClient) -> None:
     assert stored.json | {"id": ""} == {
         "status": "OK", "queue": 0, "offset": 0, "count": 1, "id": "",
     }  # fmt: skip
-    (found,) = client.receive()
-    assert found.items() >= {"body": "17.50 €", "attempts": 1, "offset": 0, **fields}.items()
-    assert found["id"] == stored.json["id"]
-    assert abs(found["timestamp_ms"] - time.time() * 1000) < 60_000
-    assert client.answer("finish", [found]) == ["OK"]
+    (message,) = client.receive()
+    assert message.items() >= {"body": "17.50 €", "attempts": 1, "offset": 0, **fields}.items()
+    assert message["id"] == stored.json["id"]
+    assert abs(message["timestamp_ms"] - time.time() * 1000) < 60_000
+    assert client.answer("finish", [message]) == ["OK"]
     assert client.receive() == []
 
 
@@ -77,14 +77,14 @@ def test_many_are_stored_in_order_and_each_answer_says_where(client: HttpClient)
     lines = [json.dumps({"body": f"m{n}", "priority": 9 if n == 3 else 4}) for n in range(5)]
     lines.append(json.dumps({"body_base64": "/wA=", "defer_ms": 3_600_000}))
     answer = client.post("messages", "\n".join(lines).encode(), NDJSON)
-    places = answer.json["messages"]
-    assert [(each["queue"], each["offset"]) for each in places] == [
+    stored = answer.json["messages"]
+    assert [(message["queue"], message["offset"]) for message in stored] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (0, None),
     ]  # fmt: skip
-    found = client.receive(max=10)
-    assert [each["body"] for each in found] == ["m3", "m0", "m1", "m2", "m4"]
-    assert {each["id"] for each in found} == {each["id"] for each in places[:5]}
-    assert client.answer("finish", found) == ["OK"] * 5
+    messages = client.receive(max=10)
+    assert [message["body"] for message in messages] == ["m3", "m0", "m1", "m2", "m4"]
+    assert {message["id"] for message in messages} == {message["id"] for message in stored[:5]}
+    assert client.answer("finish", messages) == ["OK"] * 5
 
 
 def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
@@ -156,7 +156,7 @@ def test_a_wrong_acknowledgement_is_named(client: HttpClient) -> None:
         assert text in answer.json["message"]
     results = client.post("channels/c/finish", b'{"receipts": ["x", 7]}')
     assert results.status == 409
-    assert [each["status"] for each in results.json["results"]] == ["BAD_RECEIPT"] * 2
+    assert [result["status"] for result in results.json["results"]] == ["BAD_RECEIPT"] * 2
     assert client.post("channels/none/finish", b'{"receipts": ["x"]}').status == 404
 
 
@@ -182,7 +182,7 @@ def test_a_lease_that_ends_gives_the_message_to_another(
     again = client.receive(max=1, wait=10)
     again += client.receive(max=1, wait=10)
     assert sorted(bodies(again)) == ["a", "b"]
-    assert {each["attempts"] for each in again} == {2}
+    assert {message["attempts"] for message in again} == {2}
     # The first one's receipts are stale: another client has the messages.
     for verb in ("finish", "requeue", "touch", "reject"):
         assert client.answer(verb, first) == ["NOT_IN_FLIGHT"] * 2
@@ -245,8 +245,8 @@ def test_a_client_that_leaves_a_long_poll_gets_nothing_and_costs_no_attempt(
             until(lambda: channel_stats(broker, topic)["client_count"] == 1)
         until(lambda: channel_stats(broker, topic)["client_count"] == 0)
     client.publish("kept")
-    (found,) = client.receive()
-    assert (found["body"], found["attempts"]) == ("kept", 1)
+    (message,) = client.receive()
+    assert (message["body"], message["attempts"]) == ("kept", 1)
 
 
 def test_receipts_survive_a_killed_broker(tmp_path: Path) -> None:
@@ -311,13 +311,13 @@ async def test_nsqs_consumers_and_http_share_a_channel(
     stopping = threading.Event()
 
     def work() -> list[str]:
-        found: list[str] = []
+        received: list[str] = []
         while not stopping.is_set():
             messages = client.receive(max=5, wait=0.2)
             if messages:
                 assert client.answer("finish", messages) == ["OK"] * len(messages)
-                found += bodies(messages)
-        return found
+                received += bodies(messages)
+        return received
 
     workers = [asyncio.create_task(asyncio.to_thread(work)) for _ in range(4)]
     publishing = asyncio.create_task(
@@ -335,8 +335,8 @@ async def test_nsqs_consumers_and_http_share_a_channel(
         by_nsq += 1
         wire.send(b"FIN %b\n" % message(frame).id)
     stopping.set()
-    for found in await asyncio.gather(*workers):
-        seen.update(found)
+    for received in await asyncio.gather(*workers):
+        seen.update(received)
     wire.close()
     assert seen == Counter(map(str, range(count)))
     assert 0 < by_nsq < count
@@ -346,17 +346,17 @@ def test_many_clients_get_each_message_once(client: HttpClient) -> None:
     count = 600
 
     def work() -> list[str]:
-        found: list[str] = []
+        received: list[str] = []
         while messages := client.receive(max=7, wait=2):
             assert set(client.answer("finish", messages)) == {"OK"}
-            found += bodies(messages)
-        return found
+            received += bodies(messages)
+        return received
 
     with ThreadPoolExecutor(20) as pool:
         working = [pool.submit(work) for _ in range(20)]
         for start in range(0, count, 50):
             client.publish(*map(str, range(start, start + 50)))
-        seen = Counter(body for each in working for body in each.result(60))
+        seen = Counter(body for worker in working for body in worker.result(60))
     assert seen == Counter(map(str, range(count)))
 
 
@@ -400,9 +400,12 @@ def test_a_filter_by_tag_is_the_channels(
     ask(broker.http_address, "/call/channel.configure", "POST", policy)
     for number in range(4):
         client.publish(str(number), tag="card" if number % 2 else "cash")
-    found = client.receive(max=10)
-    assert [(each["body"], each["tag"]) for each in found] == [("1", "card"), ("3", "card")]
-    client.answer("finish", found)
+    messages = client.receive(max=10)
+    assert [(message["body"], message["tag"]) for message in messages] == [
+        ("1", "card"),
+        ("3", "card"),
+    ]
+    client.answer("finish", messages)
 
 
 def test_a_topic_that_grows_while_a_poll_waits_is_received_from_all_queues(
@@ -416,9 +419,11 @@ def test_a_topic_that_grows_while_a_poll_waits_is_received_from_all_queues(
         until(lambda: channel_stats(broker, topic)["client_count"] == 2)
         ask(broker.http_address, f"/topic/create?topic={topic}&queues=3", "POST")
         client.publish("third", queue=2)
-        found = polling.result(10)
-    assert [(each["body"], each["queue"], each["offset"]) for each in found] == [("third", 2, 0)]
-    assert client.answer("finish", [*held, *found]) == ["OK"] * 2
+        messages = polling.result(10)
+    assert [(message["body"], message["queue"], message["offset"]) for message in messages] == [
+        ("third", 2, 0)
+    ]
+    assert client.answer("finish", [*held, *messages]) == ["OK"] * 2
 
 
 def test_a_large_backlog_is_answered_in_pieces(client: HttpClient) -> None:
@@ -429,7 +434,7 @@ def test_a_large_backlog_is_answered_in_pieces(client: HttpClient) -> None:
     assert len(first) == 8
     second = client.receive(max=100)
     assert len(second) == 4
-    assert {each["attempts"] for each in first + second} == {1}
+    assert {message["attempts"] for message in first + second} == {1}
     assert client.answer("finish", first + second) == ["OK"] * 12
 
 
@@ -465,8 +470,8 @@ def test_a_restart_by_an_operator_keeps_receipts_and_redelivers_the_rest(tmp_pat
         held = client.receive(max=2)
         process.restart()
         assert client.answer("finish", held[:1]) == ["OK"]
-        (found,) = client.receive(max=2)
-        assert (found["body"], found["attempts"]) == ("b", 2)
+        (message,) = client.receive(max=2)
+        assert (message["body"], message["attempts"]) == ("b", 2)
 
 
 def test_a_retry_policy_counts_leases_that_ended_and_requeues(
@@ -500,10 +505,10 @@ async def test_a_message_published_by_tcp_wakes_a_poll(
         poll = asyncio.create_task(asyncio.to_thread(lambda: client.receive(wait=30)))
         stats = {"client_count": 0}
         while stats["client_count"] != 1:
-            found = await asyncio.to_thread(
+            message = await asyncio.to_thread(
                 ask, broker.http_address, f"/stats?format=json&topic={topic}&channel=c"
             )
-            (stats,) = found["topics"][0]["channels"]
+            (stats,) = message["topics"][0]["channels"]
         wire.send(pub(topic, b"%d" % number))
         await wire.answer()
         messages = await poll

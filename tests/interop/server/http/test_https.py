@@ -49,9 +49,9 @@ async def https_address(process: BrokerProcess) -> str:
     """Return the HTTPS port, which is logged a moment after the others listen."""
     async with asyncio.timeout(START_S):
         while True:
-            found = re.search(r"HTTPS: listening on (\S+)\n", process.log())
-            if found:
-                return found[1]
+            match = re.search(r"HTTPS: listening on (\S+)\n", process.log())
+            if match:
+                return match[1]
             await asyncio.sleep(0.01)
 
 
@@ -121,9 +121,9 @@ async def test_a_policy_for_certificates_holds_there_too(
     )
     base_url = f"https://127.0.0.1:{await https_port(process)}"
     url = f"{base_url}/ping"
-    known = client_context(certificates, shows="client")
-    assert await ask(url, known) == (200, b"OK")
-    assert await ask(f"{base_url}/config/tls_required", known) == (200, b"2")
+    context = client_context(certificates, shows="client")
+    assert await ask(url, context) == (200, b"OK")
+    assert await ask(f"{base_url}/config/tls_required", context) == (200, b"2")
     for shows in ("", "stranger"):
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await ask(url, client_context(certificates, shows=shows))
@@ -143,8 +143,8 @@ async def test_the_policy_require_takes_any_certificate_but_wants_one(
         assert (status, answer) == (200, b"OK")
     with pytest.raises((aiohttp.ClientError, ConnectionError)):
         await ask(f"{base_url}/ping", client_context(certificates))
-    known = client_context(certificates, shows="stranger")
-    status, answer = await ask(f"{base_url}/stats?format=json", known)
+    context = client_context(certificates, shows="stranger")
+    status, answer = await ask(f"{base_url}/stats?format=json", context)
     assert json.loads(answer)["topics"][0]["message_count"] == 2
 
 
@@ -183,15 +183,15 @@ def test_impossible_flags_are_refused_at_the_start(
         "STRANGER": certificates.stranger_key,
         "KEY": certificates.key,
     }
-    given = []
+    names = []
     for flag in flags:
         name, _, value = flag.partition("=")
-        given.append(f"{name}={paths.get(value, value)}" if value else name)
+        names.append(f"{name}={paths.get(value, value)}" if value else name)
     common = [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
     ours = [sys.executable, "-m", "martlet", "broker"]
     for command in (ours, [NSQD]) if NSQD else (ours,):
         done = subprocess.run(
-            [*command, *common, *given],
+            [*command, *common, *names],
             capture_output=True,
             text=True,
             timeout=START_S,

@@ -81,7 +81,7 @@ async def publish(reader: Reader, topic: str = "t", bodies: list[bytes] = BODIES
 
 def bodies_of(records: bytes, offset: int) -> list[bytes]:
     """The bodies in these records, each of which must verify, from an offset on."""
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     at = 0
     while at < len(records):
         position = int.from_bytes(records[at + 16 : at + 24], "little")
@@ -89,10 +89,10 @@ def bodies_of(records: bytes, offset: int) -> list[bytes]:
         begin = 0
         for number, end in enumerate(frame_ends(header, record).tolist()):
             if header.first_offset + number >= offset:
-                found.append(bytes(payload(header, record)[begin + FRAME_HEADER_BYTES : end]))
+                bodies.append(bytes(payload(header, record)[begin + FRAME_HEADER_BYTES : end]))
             begin = end
         at += header.length
-    return found
+    return bodies
 
 
 async def test_lists_topics_with_their_offsets(reader: Reader) -> None:
@@ -109,16 +109,16 @@ async def test_lists_topics_with_their_offsets(reader: Reader) -> None:
 async def test_a_reader_gets_every_message_from_any_offset(reader: Reader) -> None:
     await publish(reader)
     for offset in (0, 1, 99, 100, 1234, len(BODIES) - 1):
-        found: list[bytes] = []
+        bodies: list[bytes] = []
         while True:
             status, records = await reader.get(
-                "/log/batches", topic="t", offset=offset + len(found), max_bytes=40_000
+                "/log/batches", topic="t", offset=offset + len(bodies), max_bytes=40_000
             )
             if status == 204:
                 break
             assert status == 200
-            found += bodies_of(records, offset + len(found))
-        assert found == BODIES[offset:]
+            bodies += bodies_of(records, offset + len(bodies))
+        assert bodies == BODIES[offset:]
 
 
 async def test_one_batch_comes_even_if_it_is_larger_than_asked_for(reader: Reader) -> None:
@@ -152,9 +152,9 @@ async def test_the_index_lists_the_batches_of_a_range(reader: Reader) -> None:
     await publish(reader)
     status, rows = await reader.get("/log/index", topic="t", queue=0, start=150, end=301)
     assert status == 200
-    found = np.frombuffer(rows, ENTRY)
-    assert found["first_offset"].tolist() == [100, 200, 300]
-    assert found["count"].tolist() == [100, 100, 100]
+    entries = np.frombuffer(rows, ENTRY)
+    assert entries["first_offset"].tolist() == [100, 200, 300]
+    assert entries["count"].tolist() == [100, 100, 100]
     for start, end in ((5, 5), (len(BODIES), len(BODIES) + 10)):
         assert await reader.get("/log/index", topic="t", start=start, end=end) == (200, b"")
     _, rows = await reader.get("/log/index", topic="t", start=0, end=10**9)
@@ -167,8 +167,8 @@ async def test_an_offset_is_found_by_time(reader: Reader) -> None:
     _, rows = await reader.get("/log/index", topic="t", start=0, end=200)
     second_ns = int(np.frombuffer(rows, ENTRY)["stored_at_ns"][1])
     for moment_ns, offset in ((before_ns, 0), (second_ns, 100), (second_ns + 1, 200), (0, 0)):
-        found = await reader.json("/log/offset", topic="t", timestamp_ns=moment_ns)
-        assert found == {"offset": offset}
+        answer = await reader.json("/log/offset", topic="t", timestamp_ns=moment_ns)
+        assert answer == {"offset": offset}
 
 
 async def test_advancing_makes_a_channel_that_begins_where_the_queue_does(reader: Reader) -> None:
@@ -265,23 +265,23 @@ async def test_batches_without_their_bodies(reader: Reader) -> None:
 async def test_a_topic_made_anew_is_another_one(reader: Reader) -> None:
     await reader.post("/pub", b"x", topic="t")
     ((topic_id,),) = [[topic["topic_id"] for topic in (await reader.json("/log/topics"))["topics"]]]
-    place = {"topic": "t", "topic_id": topic_id}
-    assert (await reader.get("/log/index", **place, start=0, end=1))[0] == 200
+    queue = {"topic": "t", "topic_id": topic_id}
+    assert (await reader.get("/log/index", **queue, start=0, end=1))[0] == 200
     await reader.post("/topic/delete", topic="t")
     await reader.post("/pub", b"y", topic="t")
-    for path, asked in (
+    for path, arguments in (
         ("/log/index", {"start": 0, "end": 1}),
         ("/log/batches", {"offset": 0}),
         ("/log/reach", {"start": 0, "end": 1, "max_bytes": 1}),
     ):
-        status, body = await reader.get(path, **place, **asked)
+        status, body = await reader.get(path, **queue, **arguments)
         assert (status, json.loads(body)["message"].split(":")[0]) == (404, "TOPIC_MADE_ANEW")
 
 
 async def test_a_reader_is_listed_as_a_group(reader: Reader) -> None:
     await publish(reader)
-    asked = {"topic": "t", "group": "spark", "retain": False, "offsets": {"0": 1200}}
-    status, body = await reader.post("/call/group.follow", json.dumps(asked).encode())
+    fields = {"topic": "t", "group": "spark", "retain": False, "offsets": {"0": 1200}}
+    status, body = await reader.post("/call/group.follow", json.dumps(fields).encode())
     assert (status, json.loads(body)["lag"]) == (200, len(BODIES) - 1200)
     stats = await reader.json("/stats", format="json", topic="t")
     (channel,) = stats["topics"][0]["channels"]
@@ -299,7 +299,7 @@ async def test_a_reader_is_listed_as_a_group(reader: Reader) -> None:
         ({"topic_id": 999}, "NOT_FOUND", 404),
         ({"group": "a#ephemeral"}, "BAD_ARGUMENT", 400),
     ):
-        response = await reader.post("/call/group.follow", json.dumps(asked | wrong).encode())
+        response = await reader.post("/call/group.follow", json.dumps(fields | wrong).encode())
         assert (response[0], json.loads(response[1])["code"]) == (status, code)
     reset = {"topic": "t", "group": "spark", "to": "last"}
     status, body = await reader.post("/call/group.reset", json.dumps(reset).encode())
@@ -309,16 +309,16 @@ async def test_a_reader_is_listed_as_a_group(reader: Reader) -> None:
 async def test_the_index_of_many_queues_at_once(reader: Reader) -> None:
     await publish(reader)
     await reader.post("/topic/create", topic="empty")
-    found = {t["topic"]: t["topic_id"] for t in (await reader.json("/log/topics"))["topics"]}
+    topic_ids = {t["topic"]: t["topic_id"] for t in (await reader.json("/log/topics"))["topics"]}
     end = len(BODIES)
     ranges = [("t", 10, end - 10), ("empty", 0, 0), ("other", 0, 2), ("t", 0, end), ("t", end, 9)]
-    asked = [[topic, 0, found[topic], first, last] for topic, first, last in ranges]
-    status, body = await reader.post("/log/index", json.dumps(asked).encode())
+    rows = [[topic, 0, topic_ids[topic], first, last] for topic, first, last in ranges]
+    status, body = await reader.post("/log/index", json.dumps(rows).encode())
     assert status == 200
     expected = b""
     for topic, first, last in ranges:
-        _, rows = await reader.get("/log/index", topic=topic, start=first, end=last)
-        expected += (len(rows) // ENTRY.itemsize).to_bytes(8, "little") + rows
+        _, entries = await reader.get("/log/index", topic=topic, start=first, end=last)
+        expected += (len(entries) // ENTRY.itemsize).to_bytes(8, "little") + entries
     assert body == expected
 
 

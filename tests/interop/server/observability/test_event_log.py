@@ -184,17 +184,17 @@ async def talk(broker: BrokerProcess) -> None:
 def conversation(text: str) -> list[str]:
     text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
     text = re.sub(r"\b[0-9a-f]{16}\b", "ID", text)
-    found = re.findall(r" DEBUG: PROTOCOL\(V2\): (.*)$", text, re.MULTILINE)
+    lines = re.findall(r" DEBUG: PROTOCOL\(V2\): (.*)$", text, re.MULTILINE)
     # nsqd logs a second IDENTIFY.
-    return [line.removeprefix("[CLIENT] ") for line in found if "{" not in line]
+    return [line.removeprefix("[CLIENT] ") for line in lines if "{" not in line]
 
 
 def lines_of(broker: BrokerProcess, text: str) -> list[str]:
     text = text.replace(broker.tcp_address, "TCP").replace(broker.http_address, "HTTP")
     text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
     text = re.sub(r"\) [\d.]+(ns|µs|ms|s)$", ") TIME", text, flags=re.MULTILINE)
-    found = re.findall(r"^\[\w+\] [\d/]+ [\d:.]+ (.*)$", text, re.MULTILINE)
-    return [line for line in found if not OWN.match(line)]
+    lines = re.findall(r"^\[\w+\] [\d/]+ [\d:.]+ (.*)$", text, re.MULTILINE)
+    return [line for line in lines if not OWN.match(line)]
 
 
 async def logged(kind: type[BrokerProcess], folder: Path) -> list[str]:
@@ -228,9 +228,9 @@ def test_at_level_debug_each_command_and_message_has_a_line(tmp_path: Path) -> N
 def test_at_level_debug_a_consumers_state_has_lines_as_nsqds(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))
-        found = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
+        lines = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
     for expected in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
-        assert expected in found
+        assert expected in lines
 
 
 async def test_at_level_debug_messages_with_properties_are_delivered(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ async def test_at_level_debug_messages_with_properties_are_delivered(tmp_path: P
 def test_the_recorded_conversation_is_that_of_nsqd(tmp_path: Path) -> None:
     with NsqdProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))
-        found = conversation(broker.log())
+        lines = conversation(broker.log())
     # A message goes out by another thread than the one that reads.
-    assert sorted(found) == sorted(CONVERSATION)
+    assert sorted(lines) == sorted(CONVERSATION)
 
 
 def test_without_it_nothing_is_traced(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def get(broker: BrokerProcess, target: str) -> str:
 
 def the_topic(broker: BrokerProcess) -> dict[str, Any]:
     (topic,) = json.loads(get(broker, "/stats?format=json&topic=t"))["topics"]
-    found: dict[str, Any] = topic
-    return found
+    report: dict[str, Any] = topic
+    return report
 
 
 def client_of(broker: BrokerProcess) -> Client:
@@ -71,9 +71,9 @@ def test_percentiles_grow_with_the_time_that_messages_are_held(broker: BrokerPro
         latency = topic["e2e_processing_latency"]
         assert topic["channels"][0]["e2e_processing_latency"] == latency
         assert latency["count"] == 5
-        assert [each["quantile"] for each in latency["percentiles"]] == [1, 0.99]
-        for each in latency["percentiles"]:
-            assert HELD_S * 1e9 / WIDTH <= each["value"] <= max_ns * WIDTH
+        assert [percentile["quantile"] for percentile in latency["percentiles"]] == [1, 0.99]
+        for percentile in latency["percentiles"]:
+            assert HELD_S * 1e9 / WIDTH <= percentile["value"] <= max_ns * WIDTH
         text = get(broker, "/stats?include_mem=false&topic=t")
         shown = r" e2e%: \d+\.\d(ms|s), \d+\.\d(ms|s)\n"
         assert len(re.findall(shown, text)) == 2, text

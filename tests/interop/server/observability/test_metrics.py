@@ -44,9 +44,9 @@ class Scrape(dict[tuple[str, Labels], float]):
         return self.of(f"channel_{name}", topic=topic, channel=channel)
 
     def buckets(self, name: str, **labels: str) -> Iterator[tuple[float, float]]:
-        for (sample, found), value in self.items():
-            if sample == f"martlet_{name}_bucket" and found >= frozenset(labels.items()):
-                yield float(dict(found)["le"]), value
+        for (sample, sample_labels), value in self.items():
+            if sample == f"martlet_{name}_bucket" and sample_labels >= frozenset(labels.items()):
+                yield float(dict(sample_labels)["le"]), value
 
 
 async def scrape(broker: Broker) -> Scrape:
@@ -71,20 +71,20 @@ async def test_counters_match_the_actions() -> None:
             return (await scrape(broker)).channel("timed_out_messages_total") == 2
 
         await until(timed_out)
-        found = await scrape(broker)
-        assert found.of("topic_published_messages_total", topic="t") == 11
-        assert found.of("topic_published_bytes_total", topic="t") == 45
-        assert found.of("topic_depth_messages", topic="t") == 0
-        assert found.of("topic_channels", topic="t") == 1
-        assert found.channel("received_messages_total") == 11
-        assert found.channel("delivered_messages_total") == 5
-        assert found.channel("finished_messages_total") == 2
-        assert found.channel("requeued_messages_total") == 1
-        assert found.channel("depth_messages") == 7
-        assert found.channel("in_flight_messages") == 0
-        assert found.channel("deferred_messages") == 2
-        assert found.channel("consumers") == 1
-        assert found.of("connections") == 2
+        metrics = await scrape(broker)
+        assert metrics.of("topic_published_messages_total", topic="t") == 11
+        assert metrics.of("topic_published_bytes_total", topic="t") == 45
+        assert metrics.of("topic_depth_messages", topic="t") == 0
+        assert metrics.of("topic_channels", topic="t") == 1
+        assert metrics.channel("received_messages_total") == 11
+        assert metrics.channel("delivered_messages_total") == 5
+        assert metrics.channel("finished_messages_total") == 2
+        assert metrics.channel("requeued_messages_total") == 1
+        assert metrics.channel("depth_messages") == 7
+        assert metrics.channel("in_flight_messages") == 0
+        assert metrics.channel("deferred_messages") == 2
+        assert metrics.channel("consumers") == 1
+        assert metrics.of("connections") == 2
         wire.close()
         producer.close()
 
@@ -100,15 +100,15 @@ async def test_latencies_are_a_histogram_whose_buckets_add_up() -> None:
             return (await scrape(broker)).channel("finished_messages_total") == 1
 
         await until(finished)
-        found = await scrape(broker)
+        metrics = await scrape(broker)
         name = "channel_publish_to_finish_seconds"
-        assert found.kinds[f"martlet_{name}"] == "histogram"
-        buckets = sorted(found.buckets(name, topic="t", channel="c"))
+        assert metrics.kinds[f"martlet_{name}"] == "histogram"
+        buckets = sorted(metrics.buckets(name, topic="t", channel="c"))
         bounds = [bound for bound, _ in buckets]
         assert bounds[-1] == float("inf")
         assert [count for _, count in buckets] == sorted(count for _, count in buckets)
-        assert found.channel("publish_to_finish_seconds_count") == 1
-        took_s = found.channel("publish_to_finish_seconds_sum")
+        assert metrics.channel("publish_to_finish_seconds_count") == 1
+        took_s = metrics.channel("publish_to_finish_seconds_sum")
         assert 0 < took_s < 30
         assert {count for bound, count in buckets if bound < took_s} <= {0}
         assert {count for bound, count in buckets if bound >= took_s} == {1}
@@ -123,22 +123,22 @@ async def test_the_log_has_metrics_of_flushes_checkpoints_and_files(tmp_path: Pa
             return (await scrape(broker)).of("log_checkpoint_duration_seconds_count") > 0
 
         await until(checkpointed)
-        found = await scrape(broker)
-        assert found.of("log_flush_duration_seconds_count") > 0
-        assert found.of("log_position_bytes") >= 1000
-        assert found.of("log_durable_position_bytes") >= 1000
+        metrics = await scrape(broker)
+        assert metrics.of("log_flush_duration_seconds_count") > 0
+        assert metrics.of("log_position_bytes") >= 1000
+        assert metrics.of("log_durable_position_bytes") >= 1000
         files = [file.stat().st_size for file in (tmp_path / "log").iterdir()]
-        assert found.of("log_segments") + found.of("log_spare_segments") == len(files)
-        assert found.of("log_disk_bytes") == sum(files)
-        assert found.of("log_min_free_bytes") == broker.options.min_free_bytes
-        assert found.of("healthy") == found.of("ready") == 1
-        assert found.of("log_refused_writes_total") == 0
+        assert metrics.of("log_segments") + metrics.of("log_spare_segments") == len(files)
+        assert metrics.of("log_disk_bytes") == sum(files)
+        assert metrics.of("log_min_free_bytes") == broker.options.min_free_bytes
+        assert metrics.of("healthy") == metrics.of("ready") == 1
+        assert metrics.of("log_refused_writes_total") == 0
         broker.server.broker.log.flush_failed(OSError("the disk has gone"))
         with pytest.raises(Exception, match="the disk has gone"):
             await http(broker.http_address, "/pub?topic=t", b"y")
-        found = await scrape(broker)
-        assert found.of("healthy") == found.of("ready") == 0
-        assert found.of("log_refused_writes_total") >= 1
+        metrics = await scrape(broker)
+        assert metrics.of("healthy") == metrics.of("ready") == 0
+        assert metrics.of("log_refused_writes_total") >= 1
 
 
 async def test_topics_beyond_the_limit_are_added_up() -> None:
@@ -147,30 +147,30 @@ async def test_topics_beyond_the_limit_are_added_up() -> None:
             await http(broker.http_address, f"/topic/create?topic=t{number}", b"")
             await http(broker.http_address, f"/channel/create?topic=t{number}&channel=c", b"")
             await http(broker.http_address, f"/mpub?topic=t{number}", b"a\n" * (number + 1))
-        found = await scrape(broker)
-        for metrics, count in ((TOPIC_METRICS, 4), (CHANNEL_METRICS, 4)):
-            for metric in metrics:
-                assert sum(name == metric.metric for name, _ in found) == count
+        metrics = await scrape(broker)
+        for kinds, count in ((TOPIC_METRICS, 4), (CHANNEL_METRICS, 4)):
+            for metric in kinds:
+                assert sum(name == metric.metric for name, _ in metrics) == count
         published = "topic_published_messages_total"
-        assert [found.of(published, topic=f"t{number}") for number in range(3)] == [1, 2, 3]
-        assert found.of(published, topic=OTHER) == 4 + 5 + 6
-        assert found.channel("depth_messages", OTHER, OTHER) == 4 + 5 + 6
-        assert found.channel("publish_to_finish_seconds_count", OTHER, OTHER) == 0
+        assert [metrics.of(published, topic=f"t{number}") for number in range(3)] == [1, 2, 3]
+        assert metrics.of(published, topic=OTHER) == 4 + 5 + 6
+        assert metrics.channel("depth_messages", OTHER, OTHER) == 4 + 5 + 6
+        assert metrics.channel("publish_to_finish_seconds_count", OTHER, OTHER) == 0
 
 
 async def test_names_keep_to_prometheus_s_conventions() -> None:
     async with Broker() as broker:
         await http(broker.http_address, "/pub?topic=t%23ephemeral", b"x")
         text = (await http(broker.http_address, "/metrics")).decode()
-    found = Scrape(text)
-    for name, kind in found.kinds.items():
+    metrics = Scrape(text)
+    for name, kind in metrics.kinds.items():
         assert re.fullmatch(r"(martlet|process|python)_[a-z][a-z0-9_]*", name)
         type_line = f"# TYPE {name}{'_total' if kind == 'counter' else ''} {kind}\n"
         assert type_line in text, "a counter, and nothing else, ends in _total"
         assert not re.search(r"_(ms|ns|us|kb|mib|milliseconds)(_|$)", name), "no base unit"
-    assert found.of("topic_published_messages_total", topic="t#ephemeral") == 1
-    assert found["process_resident_memory_bytes", frozenset()] > 1 << 20
-    assert found["process_cpu_seconds_total", frozenset()] > 0
+    assert metrics.of("topic_published_messages_total", topic="t#ephemeral") == 1
+    assert metrics["process_resident_memory_bytes", frozenset()] > 1 << 20
+    assert metrics["process_cpu_seconds_total", frozenset()] > 0
 
 
 async def test_the_answer_says_which_format_it_is() -> None:
@@ -222,9 +222,9 @@ async def test_the_oldest_age_of_channels_beyond_the_limit_is_the_greatest() -> 
         await http(broker.http_address, "/pub?topic=old", b"x")
         await asyncio.sleep(0.05)
         await http(broker.http_address, "/pub?topic=new", b"x")
-        found = await scrape(broker)
-        assert found.channel("oldest_message_age_seconds", "first") == 0
-        assert 0.05 <= found.channel("oldest_message_age_seconds", OTHER, OTHER) < 30
+        metrics = await scrape(broker)
+        assert metrics.channel("oldest_message_age_seconds", "first") == 0
+        assert 0.05 <= metrics.channel("oldest_message_age_seconds", OTHER, OTHER) < 30
 
 
 async def test_the_lag_of_the_event_loop_and_the_versions() -> None:
@@ -242,9 +242,9 @@ async def test_the_lag_of_the_event_loop_and_the_versions() -> None:
             return (await scrape(broker)).of("event_loop_lag_seconds_count") > count
 
         await until(measured_again)
-        found = await scrape(broker)
-        assert found.kinds["martlet_event_loop_lag_seconds"] == "histogram"
-        lag_s = found.of("event_loop_lag_seconds_sum") - before.of("event_loop_lag_seconds_sum")
+        metrics = await scrape(broker)
+        assert metrics.kinds["martlet_event_loop_lag_seconds"] == "histogram"
+        lag_s = metrics.of("event_loop_lag_seconds_sum") - before.of("event_loop_lag_seconds_sum")
         assert lag_s >= 0.15
         version, python = __version__, platform.python_version()
-        assert found.of("build_info", version=version, python=python) == 1
+        assert metrics.of("build_info", version=version, python=python) == 1

@@ -104,8 +104,8 @@ async def test_no_two_channels_or_clients_are_counted_in_one_slice(
         assert len(report["producers"]) == CLIENTS
         busy, *narrow, wide = report["topics"]
         assert len(busy["channels"][0]["clients"]) == CLIENTS
-        assert [each["topic_name"] for each in narrow] == [f"t{n:03}" for n in range(TOPICS)]
-        names = [each["channel_name"] for each in wide["channels"]]
+        assert [topic["topic_name"] for topic in narrow] == [f"t{n:03}" for n in range(TOPICS)]
+        names = [channel["channel_name"] for channel in wide["channels"]]
         assert names == [f"c{number:03}" for number in range(CHANNELS)]
 
 
@@ -152,7 +152,7 @@ async def test_a_channel_that_goes_while_its_topic_is_counted_is_left_out(
     await asyncio.sleep(0)
     topic.delete_channel(f"c{CHANNELS - 1:03}")
     report = await counting
-    names = [each["channel_name"] for each in report["channels"]]
+    names = [channel["channel_name"] for channel in report["channels"]]
     assert names == [f"c{number:03}" for number in range(CHANNELS - 1)]
 
 
@@ -178,8 +178,8 @@ async def test_the_fields_of_nsqd_come_first_and_in_its_order() -> None:
         "client": channel["clients"][0],
     }
     for name, fields in NSQD_FIELDS.items():
-        wanted = fields.split()
-        assert list(objects[name])[: len(wanted)] == wanted
+        names = fields.split()
+        assert list(objects[name])[: len(names)] == names
 
 
 async def test_an_empty_broker_begins_its_report_as_nsqd() -> None:

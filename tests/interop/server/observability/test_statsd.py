@@ -96,9 +96,9 @@ class Receiver(asyncio.DatagramProtocol):
 
     async def again(self, name: str, count: int) -> None:
         """Wait until a line has come `count` times more."""
-        wanted = self.order.count(name) + count
+        total = self.order.count(name) + count
         async with asyncio.timeout(WAIT_S):
-            while self.order.count(name) < wanted:
+            while self.order.count(name) < total:
                 self._came.clear()
                 await self._came.wait()
 

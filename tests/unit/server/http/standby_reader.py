@@ -80,11 +80,11 @@ class Pair:
         job = self.copy.flush_job()
         job.run()
         self.copy.flushed(job)
-        found = self.recovery.take_checkpoint(self.copy.durable_position)
-        if found is not None:
-            found.save(self.copy.storage)
-            self.recovery.saved(found)
-        return found is not None
+        checkpoint = self.recovery.take_checkpoint(self.copy.durable_position)
+        if checkpoint is not None:
+            checkpoint.save(self.copy.storage)
+            self.recovery.saved(checkpoint)
+        return checkpoint is not None
 
     def retire(self) -> None:
         """The primary makes a checkpoint, and says in its log which segments nothing needs."""
@@ -143,8 +143,8 @@ async def serving(*routes: Routes) -> AsyncIterator[list[HttpReader]]:
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         readers = []
-        for each in routes:
-            server = HttpServer(each)
+        for route in routes:
+            server = HttpServer(route)
             sock = listen("127.0.0.1:0", "--http-address")
             await server.start(sock)
             stack.push_async_callback(server.stop)

@@ -49,21 +49,21 @@ async def routes_of_a_replica(folder: Path) -> list[Routes]:
     async def refuse(request: Request) -> object:
         raise AssertionError(request)
 
-    found = [
+    routes = [
         process.node.server.routes(),
         process.node.log_routes,
         own_routes(lambda: process.node.status, LoopLag(), 0, refuse),
     ]
     process.stop()
     await going
-    return found
+    return routes
 
 
 async def test_every_route_is_classed_and_no_other(tmp_path: Path) -> None:
     async with Broker() as broker:
-        found = {path for routes in [broker.server.routes()] for path in routes}
-    found |= {path for routes in await routes_of_a_replica(tmp_path) for path in routes}
-    assert found == set(ROUTES)
+        paths = set(broker.server.routes())
+    paths.update(*await routes_of_a_replica(tmp_path))
+    assert paths == set(ROUTES)
 
 
 def test_nsqds_routes_and_those_for_monitoring_are_open_and_no_others() -> None:
@@ -120,8 +120,8 @@ class Asked:
         return self.sent
 
 
-def answer(operators: Operators, **asked: Any) -> str:
-    request = cast(Request, Asked(**asked))
+def answer(operators: Operators, **fields: Any) -> str:
+    request = cast(Request, Asked(**fields))
     try:
         operators.check(request)
     except HttpError as error:
@@ -201,10 +201,10 @@ async def test_browsers_show_by_their_headers_whose_page_asks(
 ) -> None:
     async with Broker() as broker, aiohttp.ClientSession() as session:
         url = f"http://{broker.http_address}/log/topics"
-        async with session.get(url, headers=headers) as found:
-            assert found.status == status
+        async with session.get(url, headers=headers) as response:
+            assert response.status == status
             if status == 403:
-                assert "FOREIGN_PAGE: /log/topics" in (await found.json())["message"]
+                assert "FOREIGN_PAGE: /log/topics" in (await response.json())["message"]
 
 
 def test_with_tokens_each_of_them_opens_and_nothing_else() -> None:

@@ -39,11 +39,11 @@ def publish_much(pair: Pair) -> None:
 async def same_answers(primary: HttpReader, standby: HttpReader) -> None:
     """Ask both for everything."""
     listing = await primary.json("/log/topics")
-    places = []
+    targets = []
     for topic in listing["topics"]:
         for queue in topic["queues"]:
             name, number, end = topic["topic"], queue["queue"], queue["end_offset"]
-            places.append([name, number, queue.get("topic_id", topic["topic_id"]), 0, end])
+            targets.append([name, number, queue.get("topic_id", topic["topic_id"]), 0, end])
             for path, arguments in [
                 ("/log/offset", {"timestamp_ns": 0}),
                 ("/log/offset", {"timestamp_ns": 20_000}),
@@ -59,7 +59,7 @@ async def same_answers(primary: HttpReader, standby: HttpReader) -> None:
                 assert await standby.get(path, **where, **arguments) == await primary.get(
                     path, **where, **arguments
                 )
-    body = json.dumps(places).encode()
+    body = json.dumps(targets).encode()
     assert await standby.post("/log/index", body) == await primary.post("/log/index", body)
     theirs = await standby.json("/log/topics")
     assert theirs["topics"] == listing["topics"]
@@ -134,9 +134,9 @@ async def test_a_standby_that_lags_refuses_to_answer_a_part(pair: Pair) -> None:
         ]:
             status, body = await standby.get(path, **arguments, complete="true")
             assert (status, b"BEHIND" in body) == (503, True), (path, body)
-        places = json.dumps([["t", 0, number, 0, 2]]).encode()
-        assert (await standby.post("/log/index?complete=true", places))[0] == 503
-        assert (await standby.post("/log/index", places))[0] == 200
+        ranges = json.dumps([["t", 0, number, 0, 2]]).encode()
+        assert (await standby.post("/log/index?complete=true", ranges))[0] == 503
+        assert (await standby.post("/log/index", ranges))[0] == 200
         status, _ = await standby.get("/log/index", topic="t", start=0, end=1, complete="true")
         assert status == 200
         status, _ = await primary.get("/log/batches", topic="none", offset=0, complete="true")
@@ -255,7 +255,7 @@ async def test_a_topic_made_anew_is_another_one(pair: Pair) -> None:
 
 def messages_of(records: bytes) -> dict[int, bytes]:
     """By offset: the id and the body of each message in some records, which must verify."""
-    found: dict[int, bytes] = {}
+    messages: dict[int, bytes] = {}
     at = 0
     while at < len(records):
         header, record = read_record(
@@ -263,10 +263,12 @@ def messages_of(records: bytes) -> dict[int, bytes]:
         )
         begin, data = 0, payload(header, record)
         for number, end in enumerate(frame_ends(header, record).tolist()):
-            found[header.first_offset + number] = bytes(data[begin + FRAME_HEADER_BYTES - 16 : end])
+            messages[header.first_offset + number] = bytes(
+                data[begin + FRAME_HEADER_BYTES - 16 : end]
+            )
             begin = end
         at += header.length
-    return found
+    return messages
 
 
 async def ends_of(reader: HttpReader) -> dict[Queue, int]:
@@ -280,7 +282,7 @@ async def ends_of(reader: HttpReader) -> dict[Queue, int]:
 
 async def read_all(reader: HttpReader) -> dict[Queue, Range]:
     """What the reader gets of each queue."""
-    found: dict[Queue, Range] = {}
+    ranges: dict[Queue, Range] = {}
     for topic in (await reader.json("/log/topics"))["topics"]:
         for queue in topic["queues"]:
             start, end = queue["start_offset"], queue["end_offset"]
@@ -294,8 +296,8 @@ async def read_all(reader: HttpReader) -> dict[Queue, Range]:
                 messages |= messages_of(records)
                 at = max(messages) + 1
             assert at == end, "more was answered than was listed"
-            found[topic["topic"], queue["queue"]] = start, end, messages
-    return found
+            ranges[topic["topic"], queue["queue"]] = start, end, messages
+    return ranges
 
 
 class Life:
@@ -328,9 +330,11 @@ class Life:
 
     def finish(self) -> None:
         for name in self.pair.core.broker.topics:
-            for part in self.pair.core.channel(name).at_queues:
-                cursor = part.cursor
-                part.advance(self.random.randrange(cursor.next, cursor.queue.visible_end + 1))
+            for queue_channel in self.pair.core.channel(name).at_queues:
+                cursor = queue_channel.cursor
+                queue_channel.advance(
+                    self.random.randrange(cursor.next, cursor.queue.visible_end + 1)
+                )
 
     def save(self) -> None:
         if self.pair.recovery is not None:
@@ -360,10 +364,10 @@ async def test_a_standby_answers_a_prefix_of_what_the_primary_answers_later(
         later = await read_all(primary)
         answered.append(await read_all(standby))
         assert await ends_of(standby) == await ends_of(primary)
-    known: dict[tuple[Queue, int], bytes] = {}
-    for each in [later, *answered]:
-        for queue, (start, end, messages) in each.items():
+    bodies: dict[tuple[Queue, int], bytes] = {}
+    for answer in [later, *answered]:
+        for queue, (start, end, messages) in answer.items():
             assert end <= later[queue][1]
             assert messages.keys() >= set(range(start, end))
             for offset, message in messages.items():
-                assert known.setdefault((queue, offset), message) == message
+                assert bodies.setdefault((queue, offset), message) == message

@@ -60,10 +60,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
     answer = _Protocol._answer_lone
 
-    def note(self: _Protocol, asked: lone_publish.LoneRequest, publish: object) -> bool:
-        done = answer(self, asked, publish)  # type: ignore[arg-type]
+    def note(self: _Protocol, request: lone_publish.LoneRequest, publish: object) -> bool:
+        done = answer(self, request, publish)  # type: ignore[arg-type]
         if done:
-            taken.append(asked.topic)
+            taken.append(request.topic)
         return done
 
     monkeypatch.setattr(_Protocol, "_answer_lone", note)

@@ -77,8 +77,8 @@ def test_no_body_raises_anything_else(body: bytes) -> None:
     ],
 )
 def test_a_client_at_a_loopback_address_is_on_this_machine(peer: Any, is_local: bool) -> None:
-    known = {"peername": peer, "socket": Mock(family=socket.AF_INET6)}
-    transport = Mock(get_extra_info=known.get)
+    infos = {"peername": peer, "socket": Mock(family=socket.AF_INET6)}
+    transport = Mock(get_extra_info=infos.get)
     assert Request(make_mocked_request("GET", "/", transport=transport)).is_local is is_local
     for name in ("Forwarded", "x-forwarded-for"):
         proxied = make_mocked_request("GET", "/", {name: ""}, transport=transport)

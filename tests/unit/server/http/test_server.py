@@ -116,12 +116,12 @@ async def test_reads_of_the_admin_page_are_logged_at_debug_level_and_no_others(
             await status(broker.http_address, route, {"User-Agent": "martlet-admin"})
         await status(broker.http_address, ("GET", "/stats"), {})
         await status(broker.http_address, ("GET", "/log/topics"), FOREIGN[0])
-    found = [
-        (each.levelname, each.getMessage().rpartition(" (")[0])
-        for each in caplog.records
-        if each.name == "martlet.server.http.server"
+    lines = [
+        (record.levelname, record.getMessage().rpartition(" (")[0])
+        for record in caplog.records
+        if record.name == "martlet.server.http.server"
     ]
-    assert found == [
+    assert lines == [
         ("DEBUG", "200 GET /stats"),
         ("DEBUG", "404 GET /replica"),
         ("INFO", "200 POST /topic/create?topic=t"),

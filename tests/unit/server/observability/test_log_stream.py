@@ -27,9 +27,9 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     yield reading, writing
-    for each in (reading, writing):
+    for end in (reading, writing):
         with suppress(OSError):  # a test may have closed it
-            os.close(each)
+            os.close(end)
 
 
 @pytest.fixture(params=["pipe", "pipe of another user", "socket"])
@@ -80,12 +80,12 @@ def test_unread_lines_are_dropped_and_counted(
         log.write("lines are read\n")
         shown += drained(reading)
     log.write("and again\n")
-    found = shown.splitlines()
-    complete = found[:-2]
+    shown_lines = shown.splitlines()
+    complete = shown_lines[:-2]
     assert 0 < len(complete) < count
     assert complete == lines[: len(complete)], "none is torn"
     dropped = count - len(complete) + tries - 1
-    assert found[-2].startswith(f"({dropped} lines of the log dropped here")
+    assert shown_lines[-2].startswith(f"({dropped} lines of the log dropped here")
     assert LogStream.total_dropped_lines - before == dropped
     assert drained(reading) == "and again\n"
 

@@ -31,7 +31,7 @@ def statsd() -> Statsd:
 
 def counters(made: Statsd, *topics: dict[str, Any]) -> list[str]:
     made.begin()
-    lines = [line for each in topics for line in made.topic_lines(each)]
+    lines = [line for topic in topics for line in made.topic_lines(topic)]
     return [line for line in lines if line.endswith("|c")]
 
 

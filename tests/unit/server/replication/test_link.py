@@ -70,7 +70,7 @@ def trust(folder: Path, *, tls: bool) -> LinkTrust:
     return LinkTrust.load(options)
 
 
-async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
+async def exchange(sent: list[Frame], peer_trust: LinkTrust) -> list[Frame]:
     """Send frames to a process that does not read until all are sent."""
     loop = asyncio.get_running_loop()
     sender, receiver = Owner(), Owner()
@@ -84,10 +84,12 @@ async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
             accepted.set_result(reading)
 
     server = await loop.create_server(
-        lambda: SlowLink(receiver, known, log), "127.0.0.1", 0, ssl=known.server_tls
+        lambda: SlowLink(receiver, peer_trust, log), "127.0.0.1", 0, ssl=peer_trust.server_tls
     )
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    link = await connect(address, known, lambda: ReplicaLink(sender, known, log, is_acceptor=False))
+    link = await connect(
+        address, peer_trust, lambda: ReplicaLink(sender, peer_trust, log, is_acceptor=False)
+    )
     reading = await accepted
     for frame in sent:
         link.send(frame)
@@ -119,23 +121,23 @@ def test_frames_arrive_in_order_when_the_socket_is_full(
         Frame(FrameKind.DATA, 1, number << 32, 0, random.randbytes(random.choice(sizes)))
         for number in range(60)
     ]
-    found = run(exchange(sent, trust(tmp_path, tls=tls)))
-    assert found == sent
+    received = run(exchange(sent, trust(tmp_path, tls=tls)))
+    assert received == sent
 
 
 def test_a_stranger_s_certificate_is_named_as_a_reason(tmp_path: Path) -> None:
-    known = replace(trust(tmp_path, tls=True), secret=b"the secret of all replicas")
-    assert known.client_tls is not None
+    peer_trust = replace(trust(tmp_path, tls=True), secret=b"the secret of all replicas")
+    assert peer_trust.client_tls is not None
     stranger = ssl.create_default_context(cafile=tmp_path / "authority.pem")
     stranger.load_cert_chain(tmp_path / "stranger.pem", tmp_path / "stranger.key")
 
     async def meet() -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: ReplicaLink(Owner(), known, log), "127.0.0.1", 0, ssl=known.server_tls
+            lambda: ReplicaLink(Owner(), peer_trust, log), "127.0.0.1", 0, ssl=peer_trust.server_tls
         )
         port = server.sockets[0].getsockname()[1]
-        other = replace(known, client_tls=stranger)
+        other = replace(peer_trust, client_tls=stranger)
         with pytest.raises(OSError, match="another --replica-secret-file or --replica-tls-ca-file"):
             await connect(
                 f"127.0.0.1:{port}",
@@ -163,18 +165,18 @@ async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
             assert await loop.sock_recv(stranger, 1) == b""
     assert (owner.frames, owner.strangers) == ([], {})
     # One that has sent a frame may.
-    known = await connect(
+    peer = await connect(
         address, LinkTrust(), lambda: ReplicaLink(Owner(), LinkTrust(), log, is_acceptor=False)
     )
-    known.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
+    peer.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
     async with asyncio.timeout(50):
         while len(owner.frames) < 1:  # noqa: ASYNC110, it is counted
             await asyncio.sleep(0.01)
-        known.send(large)
+        peer.send(large)
         while owner.body_bytes < len(b"{}") + len(large.body):  # noqa: ASYNC110, as above
             await asyncio.sleep(0.01)
     assert owner.frames[1:] == [large]
-    known.close()
+    peer.close()
     server.close()
 
 

@@ -167,7 +167,7 @@ async def test_a_replica_whose_disk_fails_when_it_opens_its_log_ends(
 async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for the next look at where the primary is."""
+    """It does not wait for the next try."""
     monkeypatch.setattr(splice, "_RETRY_S", splice.HOLD_S)
     options = options_of(tmp_path)
     async with started(options) as process:
@@ -638,7 +638,7 @@ async def is_ended(server: asyncio.Server) -> None:
     writer.close()
 
 
-async def test_an_unforeseen_error_ends_a_client_that_looks_for_the_primary(
+async def test_an_unforeseen_error_ends_a_client_that_waits_for_the_primary(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waited for ever."""
@@ -755,7 +755,7 @@ async def test_clients_over_tcp_do_not_wait_for_requests_over_http_when_a_primar
         wire.writer.close()
 
 
-async def test_a_process_that_steps_down_knows_the_next_primary_until_it_has_looked_itself(
+async def test_a_process_that_steps_down_knows_the_next_primary_until_it_has_polled_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held its clients until it had read its log."""

@@ -105,21 +105,21 @@ async def test_a_request_to_the_new_primary_goes_on_when_its_epoch_is_learned() 
     """The primary may answer SPLICE before the standby has read of its election."""
     primary = Primary(epoch=3)
     async with standby_of(primary) as (forwarder, url), aiohttp.ClientSession() as client:
-        asked = asyncio.create_task(client.get(url))
+        request = asyncio.create_task(client.get(url))
         await primary.was_asked.wait()
         forwarder.epoch_began(3)
         primary.may_answer.set()
-        answer = await asked
+        answer = await request
         assert (answer.status, await answer.text()) == (200, "OK")
 
 
 async def test_a_request_to_an_earlier_primary_ends_with_its_epoch() -> None:
     primary = Primary(epoch=3)
     async with standby_of(primary) as (forwarder, url), aiohttp.ClientSession() as client:
-        asked = asyncio.create_task(client.get(url))
+        request = asyncio.create_task(client.get(url))
         await primary.was_asked.wait()
         forwarder.epoch_began(4)
-        answer = await asked
+        answer = await request
         primary.may_answer.set()
         assert answer.status == 502
         assert "it may have been done: another replica is primary now" in await answer.text()

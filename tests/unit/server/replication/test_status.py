@@ -16,8 +16,8 @@ def announced(port: int) -> Presence:
 
 
 def seen(replicas: str, presences: dict[str, Presence]) -> Seen:
-    found = ReplicaSet.first("a", dict.fromkeys(replicas, "host:4153"), broker="id")
-    return Seen(found, 1, presences)
+    replica_set = ReplicaSet.first("a", dict.fromkeys(replicas, "host:4153"), broker="id")
+    return Seen(replica_set, 1, presences)
 
 
 def test_addresses_outlast_presences_and_restarts(tmp_path: Path) -> None:
@@ -26,10 +26,10 @@ def test_addresses_outlast_presences_and_restarts(tmp_path: Path) -> None:
     book.note(seen("abc", {"a": announced(1), "b": announced(3), "c": Presence(role="waiting")}))
     book.note(seen("abc", {"b": announced(5)}))
     book.note(Seen(None, 0, {}))  # The metadata store has lost the document.
-    for each in (book, AddressBook(storage)):
-        assert each.find("a") == ClientAddresses("host:1", "host:2")
-        assert each.find("b") == ClientAddresses("host:5", "host:6")
-        assert each.find("c") is None
+    for either in (book, AddressBook(storage)):
+        assert either.find("a") == ClientAddresses("host:1", "host:2")
+        assert either.find("b") == ClientAddresses("host:5", "host:6")
+        assert either.find("c") is None
     storage.close()
 
 
@@ -40,9 +40,9 @@ def test_only_replicas_of_the_set_are_kept(tmp_path: Path) -> None:
     book.note(seen("ab", {"a": announced(1), "b": announced(3), "x": announced(5)}))
     assert book.find("x") is None
     book.note(seen("ac", {}))
-    for each in (book, AddressBook(storage)):
-        assert each.find("a") is not None
-        assert each.find("b") is None
+    for either in (book, AddressBook(storage)):
+        assert either.find("a") is not None
+        assert either.find("b") is None
     storage.close()
 
 

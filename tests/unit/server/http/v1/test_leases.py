@@ -63,7 +63,7 @@ async def test_waiting_polls_have_a_limit_that_is_named(monkeypatch: pytest.Monk
         assert status == 503
         assert answer["message"].startswith("LIMIT_REACHED: 2 receives wait for messages at this")
         await client.publish(2)
-        assert {len(found["messages"]) for _, found in await asyncio.gather(*polls)} == {1}
+        assert {len(answer["messages"]) for _, answer in await asyncio.gather(*polls)} == {1}
         assert (await client.receive())[0] == 200
 
 
@@ -71,11 +71,11 @@ async def test_leased_messages_have_a_limit_that_is_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(leases, "MAX_LEASED", 3)
     async with asking() as client:
         await client.publish(5)
-        _, found = await client.receive("?max=3")
+        _, leased = await client.receive("?max=3")
         status, answer = await client.receive()
         assert status == 503
         assert "have 3 messages of channel 'c' of topic 't', and the maximum is 3" in str(answer)
-        receipts = [each["receipt"] for each in found["messages"]]
+        receipts = [message["receipt"] for message in leased["messages"]]
         await client.post(f"{CHANNEL}/finish", {"receipts": receipts[:1]})
         assert len((await client.receive())[1]["messages"]) == 1
 
@@ -85,8 +85,8 @@ async def test_nothing_is_left_of_a_lease_that_is_done(monkeypatch: pytest.Monke
         channel = client.broker.server.broker.topics["t"].channels["c"]
         await client.publish(3)
         for act, fields in (("finish", {}), ("requeue", {"delay": 60}), ("reject", {})):
-            _, found = await client.receive()
-            receipts = [each["receipt"] for each in found["messages"]]
+            _, answer = await client.receive()
+            receipts = [message["receipt"] for message in answer["messages"]]
             assert (len(client.leases), len(channel.consumers)) == (1, 1)
             assert (await client.post(f"{CHANNEL}/{act}", {"receipts": receipts, **fields}))[
                 0
@@ -115,8 +115,8 @@ async def test_a_client_that_is_lost_while_it_is_answered_has_had_an_attempt(
         with monkeypatch.context() as broken:
             broken.setattr("martlet.server.http.request.Request.send", lost)
             assert await client.receive() == (200, {"messages": []})
-        _, found = await client.receive()
-        assert [each["attempts"] for each in found["messages"]] == [2]
+        _, answer = await client.receive()
+        assert [message["attempts"] for message in answer["messages"]] == [2]
         channel = client.broker.server.broker.topics["t"].channels["c"]
         assert channel.dead_letter_count == 0
 
@@ -127,10 +127,10 @@ async def test_a_broker_that_stops_ends_its_polls_and_forgets_no_message() -> No
         await client.receive()
         poll = asyncio.create_task(client.receive("?wait=30"))
         await until_polling(client, 1)
-        found = client.leases
+        leases = client.leases
     with pytest.raises(aiohttp.ClientError):
         await poll
-    assert len(found) == 0
+    assert len(leases) == 0
 
 
 async def test_answers_of_auth_servers_are_kept_up_to_a_number(
@@ -140,11 +140,11 @@ async def test_answers_of_auth_servers_are_kept_up_to_a_number(
 
     monkeypatch.setattr(guard, "MAX_ANSWERS", 2)
     rule = {"topic": ".*", "channels": [".*"], "permissions": ["publish"]}
-    asked: list[bytes] = []
+    secrets: list[bytes] = []
 
     class Servers:
         async def ask(self, remote_ip: str, common_name: str | None, secret: bytes) -> Any:
-            asked.append(secret)
+            secrets.append(secret)
             return read_answer(json.dumps({"ttl": 60, "authorizations": [rule]}).encode())
 
     class Asked:
@@ -160,7 +160,7 @@ async def test_answers_of_auth_servers_are_kept_up_to_a_number(
     checks: Any = guard.HttpGuard(Servers(), None)  # type: ignore[arg-type]
     for secret in ("a", "b", "a", "c", "a"):
         await checks.may_publish(Asked(secret), "t")
-    assert asked == [b"a", b"b", b"c", b"a"]
+    assert secrets == [b"a", b"b", b"c", b"a"]
 
 
 U64 = st.integers(0, (1 << 64) - 1)

@@ -18,12 +18,12 @@ async def test_every_route_is_an_operation_and_no_other() -> None:
             for path, methods in broker.server.routes().items()
             if path.startswith("/v1/")
         }
-    assert routes == {path: [each.method] for path, each in OPERATIONS.items()}
+    assert routes == {path: [operation.method] for path, operation in OPERATIONS.items()}
 
 
 def test_the_document_has_all_operations_once() -> None:
     text = json.dumps(document())
-    assert len({each.name for each in OPERATIONS.values()}) == len(OPERATIONS)
+    assert len({operation.name for operation in OPERATIONS.values()}) == len(OPERATIONS)
     for path, operation in OPERATIONS.items():
         assert path.replace(":topic", "{topic}").replace(":channel", "{channel}") in text
         assert f'"operationId": "{operation.name}"' in text
