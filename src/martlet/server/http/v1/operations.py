@@ -38,7 +38,7 @@ _PLACE: Mapping[str, Schema] = {
     },
     "id": _ID,
 }
-_STATUS: Schema = {"type": "string", "enum": [each.value for each in PutStatus]}
+_STATUS: Schema = {"type": "string", "enum": [status.value for status in PutStatus]}
 _SHOWN = ("tag", "keys", "headers", "order_key", "priority", "body", "body_base64")
 _RECEIPTS: Schema = {
     "type": "array",
