@@ -17,8 +17,8 @@ from martlet.cli import start
 from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.client import Admin, AdminError, sync
 from martlet.client.admin.methods import PagesMethod, listed
-from martlet.client.admin.noun import Noun
-from martlet.client.sync.admin import _SyncNoun
+from martlet.client.admin.operation_group import OperationGroup
+from martlet.client.sync.admin import _SyncOperationGroup
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS
 from martlet.schema.dead_letters import (
@@ -96,11 +96,11 @@ class PaintMethods:
     pages = PagesMethod(PAINTED, ShowPainted)
 
 
-class PaintAdmin(PaintMethods, Noun):
+class PaintAdmin(PaintMethods, OperationGroup):
     """Of the asyncio client."""
 
 
-class BlockingPaintAdmin(_SyncNoun, PaintMethods):
+class BlockingPaintAdmin(_SyncOperationGroup, PaintMethods):
     """Of the blocking client."""
 
 
@@ -133,15 +133,15 @@ async def test_the_call_and_both_clients_have_it(monkeypatch: pytest.MonkeyPatch
 
 def block_in(address: str) -> tuple[str, str]:
     with sync.Admin(address) as blocking:
-        noun = BlockingPaintAdmin(blocking, PaintAdmin(blocking._asynchronous.http))
-        (page,) = noun.pages("t", "c", color="blue")
-        return page.items[0].color, noun.show("t", "c", color="red").joined()[0].color
+        group = BlockingPaintAdmin(blocking, PaintAdmin(blocking._asynchronous.http))
+        (page,) = group.pages("t", "c", color="blue")
+        return page.items[0].color, group.show("t", "c", color="red").joined()[0].color
 
 
-@pytest.mark.parametrize("noun", [PaintAdmin(Mock()), BlockingPaintAdmin(Mock(), Mock())])
+@pytest.mark.parametrize("group", [PaintAdmin(Mock()), BlockingPaintAdmin(Mock(), Mock())])
 @pytest.mark.parametrize("method", ["show", "pages"])
-def test_both_clients_signatures_and_helps_have_it(noun: Any, method: str) -> None:
-    made = getattr(noun, method)
+def test_both_clients_signatures_and_helps_have_it(group: Any, method: str) -> None:
+    made = getattr(group, method)
     assert "color: Optional[str] = None" in str(inspect.signature(made))
     assert "painted_ms: only those painted at or after this time" in made.__doc__
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import Described, Fields, named
 from martlet.client.admin.methods import at_each, called
-from martlet.client.admin.noun import Noun, place
+from martlet.client.admin.operation_group import OperationGroup, place
 from martlet.client.admin.stats import ChannelStats
 from martlet.client.admin.topics import Policy, change_places, counted_at_each
 from martlet.schema.channels import CONFIGURE, RESTORE, EmptiedChannel
@@ -152,7 +152,7 @@ def _replayed(answer: Any) -> ReplayResult:
     return ReplayResult(fields=answer, queues=(ReplayedQueue.read(answer),), depth=answer["depth"])
 
 
-class ChannelAdmin(Noun):
+class ChannelAdmin(OperationGroup):
     """The channels of brokers: `Admin.channels`.
 
     Each method answers for each broker, and raises AdminError only if none answered.

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from martlet.client.admin.answers import Position
 from martlet.client.admin.methods import PagesMethod, at_each, listed, summed
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.schema.dead_letters import LIST, PURGE, REDRIVE, SHOW, Reason, ShowDeadLetters
 from martlet.schema.kinds import Limit
 
@@ -59,7 +59,7 @@ class DeadLetterMethods:
     purge = summed(PURGE)
 
 
-class DeadLetterAdmin(DeadLetterMethods, Noun):
+class DeadLetterAdmin(DeadLetterMethods, OperationGroup):
     """The dead letters of brokers: `Admin.dead_letters`.
 
     The dead letters of a channel are named by its topic and channel, or by their

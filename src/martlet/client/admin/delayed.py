@@ -5,7 +5,7 @@ from __future__ import annotations
 from martlet.client.admin.answers import Answers, Position
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import PAGE_ITEMS, Method, PagesMethod, at_each, listed
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.schema.access import OPERATORS
 from martlet.schema.delayed import CANCEL, LIST, CancelDelayed, Cancelled, ListDelayed, OfTopic
 from martlet.schema.kinds import Limit
@@ -63,7 +63,7 @@ class DelayedMethods:
     cancel_all = Method(_CANCEL_ALL, _CANCEL_ALL.make, "Answers[Cancelled]", _cancel_all)
 
 
-class DelayedAdmin(DelayedMethods, Noun):
+class DelayedAdmin(DelayedMethods, OperationGroup):
     """The delayed messages of brokers: `Admin.delayed`.
 
     Each method answers for each broker, and raises AdminError only if none answered.

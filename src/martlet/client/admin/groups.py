@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from martlet.client.admin.methods import at_each
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.schema.groups import (
     DESCRIBE,
     LIST,
@@ -48,7 +48,7 @@ class GroupMethods:
     reset = at_each(RESET)
 
 
-class GroupAdmin(GroupMethods, Noun):
+class GroupAdmin(GroupMethods, OperationGroup):
     """The groups of brokers: `Admin.groups`.
 
     Each method answers for each broker, which has members and offsets of its own, and raises

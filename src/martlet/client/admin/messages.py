@@ -20,7 +20,7 @@ from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import Method, at_each, called, search_timeout_s
-from martlet.client.admin.noun import Noun, id_text, place
+from martlet.client.admin.operation_group import OperationGroup, id_text, place
 from martlet.properties.model import Properties
 from martlet.schema.messages import FIND, OFFSET, SearchByKey
 from martlet.schema.read import checked, read_answer
@@ -124,7 +124,7 @@ class MessageMethods:
     by_key = Method(FIND, _ByKey, "Answers[KeyMatches]", _by_key)
 
 
-class MessageAdmin(MessageMethods, Noun):
+class MessageAdmin(MessageMethods, OperationGroup):
     """The messages of brokers' logs: `Admin.messages`.
 
     Each method answers for each broker that has the topic, which has offsets of its own, and raises

@@ -1,9 +1,9 @@
 """Methods made of operations: the parameters are those of the request, the result is the answer.
 
-One attribute serves both clients: of a `Noun` it is a coroutine function or an async generator
-function, of a `BlockingNoun` a function that blocks or a generator function. A client that has
-other parameters, such as where a list continues or another default, declares them in a subclass of
-the request.
+One attribute serves both clients: of an `OperationGroup` it is a coroutine function or an async
+generator function, of a `BlockingOperationGroup` a function that blocks or a generator function.
+Where the parameters differ from the request's fields, as where a list continues, a subclass of the
+request declares them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.errors import AdminError, AdminNotFound
-from martlet.client.admin.noun import BlockingNoun, Noun
+from martlet.client.admin.operation_group import BlockingOperationGroup, OperationGroup
 from martlet.client.errors import InvalidName
 from martlet.schema.operation import Operation, OperationPage, OperationRequest
 from martlet.schema.read import (
@@ -67,7 +67,7 @@ class Addend(Protocol):
 
 
 class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
-    """A method made of an operation; called as a function it wants a noun, as any method does.
+    """A method made of an operation; called through its class it takes an instance first.
 
     Args:
         operation: the call.
@@ -95,29 +95,35 @@ class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, noun: Noun | BlockingNoun, /, *arguments: P.args, **named: P.kwargs) -> Any:
-        """Call it as a method of a noun."""
-        return self._of(noun)(*arguments, **named)
+    def __call__(
+        self,
+        group: OperationGroup | BlockingOperationGroup,
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> Any:
+        """Call it as a method of an operation group."""
+        return self._of(group)(*arguments, **named)
 
     @overload
-    def __get__(self, noun: None, owner: type) -> Self: ...
+    def __get__(self, group: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, noun: Noun, owner: type) -> Callable[P, AwaitedT]: ...
+    def __get__(self, group: OperationGroup, owner: type) -> Callable[P, AwaitedT]: ...
 
     @overload
-    def __get__(self, noun: BlockingNoun, owner: type) -> Callable[P, BlockingT]: ...
+    def __get__(self, group: BlockingOperationGroup, owner: type) -> Callable[P, BlockingT]: ...
 
-    def __get__(self, noun: Noun | BlockingNoun | None, owner: type) -> Any:
-        if noun is None:
+    def __get__(self, group: OperationGroup | BlockingOperationGroup | None, owner: type) -> Any:
+        if group is None:
             return self
-        function = self._of(noun)
+        function = self._of(group)
         function.__name__, function.__doc__ = self.__name__, self.__doc__
         function.__signature__ = self.__signature__
         return function
 
     @abstractmethod
-    def _of(self, noun: Noun | BlockingNoun) -> Any: ...
+    def _of(self, group: OperationGroup | BlockingOperationGroup) -> Any: ...
 
 
 class Method(DeclaredMethod[P, Coroutine[Any, Any, T], T], Generic[P, T]):
@@ -138,14 +144,14 @@ class Method(DeclaredMethod[P, Coroutine[Any, Any, T], T], Generic[P, T]):
         super().__init__(operation, make, returns, summary)
         self.run = run
 
-    def _of(self, noun: Noun | BlockingNoun) -> Any:
+    def _of(self, group: OperationGroup | BlockingOperationGroup) -> Any:
         async def ask(*arguments: P.args, **named: P.kwargs) -> T:
             with _refused():
-                return await self.run(noun._http, self._make(*arguments, **named))
+                return await self.run(group._http, self._make(*arguments, **named))
 
-        if isinstance(noun, Noun):
+        if isinstance(group, OperationGroup):
             return ask
-        waited = noun._waited
+        waited = group._waited
         return lambda *arguments, **named: waited(lambda: ask(*arguments, **named))
 
 
@@ -159,17 +165,17 @@ class PagesMethod(
     ) -> None:
         super().__init__(operation, make, f"AsyncGenerator[AnswerPage[{_item(operation)}]]")
 
-    def _of(self, noun: Noun | BlockingNoun) -> Any:
+    def _of(self, group: OperationGroup | BlockingOperationGroup) -> Any:
         async def pages(*arguments: P.args, **named: P.kwargs) -> AsyncGenerator[AnswerPage[T]]:
             with _refused():
                 request = self._make(*arguments, **named)
                 start: Position | None = getattr(request, "start", None)
-                async for page in self.run(noun._http, request, start):
+                async for page in self.run(group._http, request, start):
                     yield page
 
-        if isinstance(noun, Noun):
+        if isinstance(group, OperationGroup):
             return pages
-        iterated = noun._iterated
+        iterated = group._iterated
         return lambda *arguments, **named: iterated(pages(*arguments, **named))
 
     async def run(

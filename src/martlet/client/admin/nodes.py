@@ -10,7 +10,7 @@ from typing import Any
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError
-from martlet.client.admin.noun import Noun, place
+from martlet.client.admin.operation_group import OperationGroup, place
 from martlet.client.admin.stats import NodeStats, node_stats
 from martlet.client.copied_folder import Copies, Process, confirmed, copies_in
 
@@ -84,7 +84,7 @@ class NodeHealth:
     health: str
 
 
-class NodeAdmin(Noun):
+class NodeAdmin(OperationGroup):
     """Brokers and lookup daemons: `Admin.nodes`."""
 
     async def list(self) -> Answers[tuple[Node, ...]]:
@@ -240,7 +240,7 @@ class ReplicaReport(Described):
     replicas: Mapping[str, ReplicaState] = field(default_factory=dict)
 
 
-class ReplicaAdmin(Noun):
+class ReplicaAdmin(OperationGroup):
     """The replicas of brokers: `Admin.replicas`."""
 
     async def show(self) -> Answers[ReplicaReport]:
@@ -257,7 +257,7 @@ class ReplicaAdmin(Noun):
         )
 
 
-class LookupAdmin(Noun):
+class LookupAdmin(OperationGroup):
     """The lookup daemons: `Admin.lookup`. Without any, all is empty."""
 
     async def create_topic(self, topic: str) -> Answers[None]:

@@ -10,7 +10,7 @@ from martlet.client.admin.answers import Answers
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import at_each
-from martlet.client.admin.noun import Noun, place
+from martlet.client.admin.operation_group import OperationGroup, place
 from martlet.client.admin.stats import NodeStats, TopicStats, node_stats
 from martlet.schema.topics import CONFIGURE, DESCRIBE
 
@@ -85,7 +85,7 @@ class TopicMethods:
     describe = at_each(DESCRIBE, lambda answer: answer)
 
 
-class TopicAdmin(TopicMethods, Noun):
+class TopicAdmin(TopicMethods, OperationGroup):
     """The topics of brokers: `Admin.topics`.
 
     Each method answers for each broker, and raises AdminError only if none answered.

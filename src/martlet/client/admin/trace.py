@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import Method, search_timeout_s
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.schema.read import checked, read_answer
 from martlet.schema.traces import FIND, FindMessages, FoundMessages
 
@@ -31,7 +31,7 @@ class TraceMethods:
     find = Method(FIND, FIND.make, "Answers[FoundMessages]", _find)
 
 
-class TraceAdmin(TraceMethods, Noun):
+class TraceAdmin(TraceMethods, OperationGroup):
     """The history of messages: `Admin.trace`.
 
     A broker that has no such message answers `AdminNotFound`, and ``find`` raises it if none has.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from martlet.client.admin.methods import at_each
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.schema.transactions import COMMIT, LIST, ROLLBACK, SHOW, ListTransactions
 
 
@@ -30,7 +30,7 @@ class TransactionMethods:
     rollback = at_each(ROLLBACK)
 
 
-class TransactionAdmin(TransactionMethods, Noun):
+class TransactionAdmin(TransactionMethods, OperationGroup):
     """The transactions of brokers: `Admin.transactions`.
 
     A transaction is at one broker, and the others have an `AdminNotFound` for it. AdminError is

@@ -18,25 +18,25 @@ from martlet.client.admin import (
     trace,
     transactions,
 )
-from martlet.client.admin.noun import BlockingNoun, Noun
+from martlet.client.admin.operation_group import BlockingOperationGroup, OperationGroup
 from martlet.client.sync.base import SyncProxy, like, next_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _SyncNoun(BlockingNoun):
+class _SyncOperationGroup(BlockingOperationGroup):
     """Methods of `Admin` about one kind of thing, which block.
 
     Args:
         admin: has entered its block.
-        noun: the asyncio client's methods.
+        model: the asyncio client's methods.
     """
 
-    def __init__(self, admin: Admin, noun: Noun) -> None:
+    def __init__(self, admin: Admin, model: OperationGroup) -> None:
         self._admin = admin
-        self._noun = noun
-        self._http = noun._http
+        self._model = model
+        self._http = model._http
 
     def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._admin._entered().call(ask())
@@ -47,29 +47,29 @@ class _SyncNoun(BlockingNoun):
 
 def _awaited(
     model: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_SyncNoun, P], T]:
+) -> Callable[Concatenate[_SyncOperationGroup, P], T]:
     """Make a method that waits for the asyncio client's coroutine of the same name."""
 
     @wraps(model)
-    def method(noun: _SyncNoun, /, *arguments: P.args, **named: P.kwargs) -> T:
-        return noun._admin._entered().call(model(noun._noun, *arguments, **named))
+    def method(group: _SyncOperationGroup, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return group._admin._entered().call(model(group._model, *arguments, **named))
 
     return method
 
 
 def _iterated(
     model: Callable[Concatenate[Any, P], AsyncGenerator[T]],
-) -> Callable[Concatenate[_SyncNoun, P], Iterator[T]]:
+) -> Callable[Concatenate[_SyncOperationGroup, P], Iterator[T]]:
     """Make a method that iterates over the asyncio client's items."""
 
     @wraps(model)
-    def method(noun: _SyncNoun, /, *arguments: P.args, **named: P.kwargs) -> Iterator[T]:
-        return noun._admin._iterated(model(noun._noun, *arguments, **named))
+    def method(group: _SyncOperationGroup, /, *arguments: P.args, **named: P.kwargs) -> Iterator[T]:
+        return group._admin._iterated(model(group._model, *arguments, **named))
 
     return method
 
 
-class TopicAdmin(_SyncNoun, topics.TopicMethods):
+class TopicAdmin(_SyncOperationGroup, topics.TopicMethods):
     """`martlet.client.admin.TopicAdmin` with methods that block."""
 
     list = _awaited(topics.TopicAdmin.list)
@@ -82,7 +82,7 @@ class TopicAdmin(_SyncNoun, topics.TopicMethods):
     configure = _awaited(topics.TopicAdmin.configure)
 
 
-class ChannelAdmin(_SyncNoun):
+class ChannelAdmin(_SyncOperationGroup):
     """`martlet.client.admin.ChannelAdmin` with methods that block."""
 
     list = _awaited(channels.ChannelAdmin.list)
@@ -98,34 +98,34 @@ class ChannelAdmin(_SyncNoun):
     peek_pages = _iterated(channels.ChannelAdmin.peek_pages)
 
 
-class MessageAdmin(_SyncNoun, messages.MessageMethods):
+class MessageAdmin(_SyncOperationGroup, messages.MessageMethods):
     """`martlet.client.admin.MessageAdmin` with methods that block."""
 
     read = _awaited(messages.MessageAdmin.read)
     find = _awaited(messages.MessageAdmin.find)
 
 
-class GroupAdmin(_SyncNoun, groups.GroupMethods):
+class GroupAdmin(_SyncOperationGroup, groups.GroupMethods):
     """`martlet.client.admin.GroupAdmin` with methods that block."""
 
 
-class DeadLetterAdmin(_SyncNoun, dead_letters.DeadLetterMethods):
+class DeadLetterAdmin(_SyncOperationGroup, dead_letters.DeadLetterMethods):
     """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
 
 
-class DelayedAdmin(_SyncNoun, delayed.DelayedMethods):
+class DelayedAdmin(_SyncOperationGroup, delayed.DelayedMethods):
     """`martlet.client.admin.DelayedAdmin` with methods that block."""
 
 
-class TransactionAdmin(_SyncNoun, transactions.TransactionMethods):
+class TransactionAdmin(_SyncOperationGroup, transactions.TransactionMethods):
     """`martlet.client.admin.TransactionAdmin` with methods that block."""
 
 
-class TraceAdmin(_SyncNoun, trace.TraceMethods):
+class TraceAdmin(_SyncOperationGroup, trace.TraceMethods):
     """`martlet.client.admin.TraceAdmin` with methods that block."""
 
 
-class NodeAdmin(_SyncNoun):
+class NodeAdmin(_SyncOperationGroup):
     """`martlet.client.admin.NodeAdmin` with methods that block."""
 
     list = _awaited(nodes.NodeAdmin.list)
@@ -135,14 +135,14 @@ class NodeAdmin(_SyncNoun):
     tombstone = _awaited(nodes.NodeAdmin.tombstone)
 
 
-class LookupAdmin(_SyncNoun):
+class LookupAdmin(_SyncOperationGroup):
     """`martlet.client.admin.nodes.LookupAdmin` with methods that block."""
 
     create_topic = _awaited(nodes.LookupAdmin.create_topic)
     inactive_topics = _awaited(nodes.LookupAdmin.inactive_topics)
 
 
-class ReplicaAdmin(_SyncNoun):
+class ReplicaAdmin(_SyncOperationGroup):
     """`martlet.client.admin.ReplicaAdmin` with methods that block."""
 
     show = _awaited(nodes.ReplicaAdmin.show)

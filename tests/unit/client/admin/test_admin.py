@@ -88,10 +88,10 @@ def methods(thing: object) -> dict[str, inspect.Signature]:
 
 def test_the_blocking_twin_has_the_same_methods() -> None:
     there, here = Admin(ADDRESS), BlockingAdmin(ADDRESS)
-    nouns = [name for name in vars(there) if not name.startswith("_")]
-    assert nouns == [name for name in vars(here) if not name.startswith("_")]
-    assert len(nouns) == 11
-    for name in nouns:
+    groups = [name for name in vars(there) if not name.startswith("_")]
+    assert groups == [name for name in vars(here) if not name.startswith("_")]
+    assert len(groups) == 11
+    for name in groups:
         assert methods(getattr(there, name)) == methods(getattr(here, name))
 
 

@@ -32,7 +32,7 @@ from martlet.client.admin import (
 )
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import PagesMethod, at_each, listed
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.operation_group import OperationGroup
 from martlet.client.admin.settings import AdminSettings
 from martlet.schema.access import OPERATORS
 from martlet.schema.kinds import Limit, Text
@@ -73,7 +73,7 @@ class Numbers(OperationAnswer):
 NUMBERS = operation("numbers.list", ListNumbers, Numbers, OPERATORS, "List numbers.")
 
 
-class NumberAdmin(Noun):
+class NumberAdmin(OperationGroup):
     """The methods."""
 
     list = listed(NUMBERS, ListNumbers)
@@ -251,16 +251,16 @@ def test_the_help_of_a_method_has_the_names_of_its_parameters() -> None:
 
 def test_a_method_has_the_signature_and_the_help_of_its_operation() -> None:
     letters, blocking = Admin(ADDRESS).dead_letters, sync.Admin(ADDRESS).dead_letters
-    for noun in (letters, blocking, type(letters), type(blocking)):
-        assert str(inspect.signature(noun.list)) == (
+    for group in (letters, blocking, type(letters), type(blocking)):
+        assert str(inspect.signature(group.list)) == (
             "(topic: Optional[str] = None, channel: Optional[str] = None,"
             " *, dead_letter_topic: Optional[str] = None) -> 'Answers'"
         )
-        assert "start" in inspect.signature(noun.pages).parameters
-        assert "start" not in inspect.signature(noun.show).parameters
-        assert inspect.signature(noun.show).parameters["limit"].default == 20
-        assert noun.purge.__name__ == "purge"
-        assert str(noun.purge.__doc__).startswith("Delete dead letters.\n\nArgs:\n    topic: the")
+        assert "start" in inspect.signature(group.pages).parameters
+        assert "start" not in inspect.signature(group.show).parameters
+        assert inspect.signature(group.show).parameters["limit"].default == 20
+        assert group.purge.__name__ == "purge"
+        assert str(group.purge.__doc__).startswith("Delete dead letters.\n\nArgs:\n    topic: the")
     groups = Admin(ADDRESS).groups
     assert str(inspect.signature(groups.describe)) == (
         "(topic: str, group: str) -> 'Answers[GroupDescription]'"

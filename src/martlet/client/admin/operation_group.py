@@ -13,7 +13,7 @@ from martlet.names import ID_RULE, is_message_id
 T = TypeVar("T")
 
 
-class Noun:
+class OperationGroup:
     """Methods of `Admin` about one kind of thing.
 
     Args:
@@ -24,7 +24,7 @@ class Noun:
         self._http = http
 
 
-class BlockingNoun(ABC):
+class BlockingOperationGroup(ABC):
     """The same, with methods that block."""
 
     _http: AdminHttp
