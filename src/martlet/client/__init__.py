@@ -26,12 +26,12 @@ def __getattr__(name: str) -> Any:
     public = import_module("martlet.client.public")
     if new not in (*public.__all__, "__all__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(public, new)
+    value = getattr(public, new)
     if new != name:
         warnings.warn(f"martlet.client.{name} is {new} now", DeprecationWarning, stacklevel=2)
     else:
-        globals()[name] = found  # So that the next use does not come here.
-    return found
+        globals()[name] = value  # So that the next use does not come here.
+    return value
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ def copies_in(processes: Mapping[str, Process]) -> list[Copies]:
 
 
 def confirmed(before: Mapping[str, Process], now: Mapping[str, Process]) -> list[Copies]:
-    """Return the copies that two looks have seen, which ran at the same time."""
+    """Return the copies that two polls have seen, which ran at the same time."""
     return copies_in(
-        {address: each for address, each in now.items() if before.get(address) == each}
+        {address: process for address, process in now.items() if before.get(address) == process}
     )

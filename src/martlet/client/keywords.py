@@ -47,19 +47,19 @@ def apply_options(
     """
     left = {ALIASES.get(name, name): value for name, value in options.items()}
     applied: list[Any] = []
-    known: list[str] = []
-    each: Any
-    for each in settings:
-        names = [one.name for one in fields(each)]
-        known += names
+    all_names: list[str] = []
+    group: Any
+    for group in settings:
+        names = [one.name for one in fields(group)]
+        all_names += names
         taken = {name: left.pop(name) for name in names if name in left}
         changes = {name: value for name, value in taken.items() if value is not None}
-        applied.append(replace(each, **changes) if changes else each)
+        applied.append(replace(group, **changes) if changes else group)
     if left:
         name = next(iter(left))
         from difflib import get_close_matches  # Here, as right keywords do without.
 
-        close = get_close_matches(name, known, 1)
+        close = get_close_matches(name, all_names, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{owner.__name__}() has no keyword argument {name!r}{hint}")
     return tuple(applied)

@@ -34,12 +34,12 @@ def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
     """
     if isinstance(tags, str):
         tags = [] if tags.strip() in ("", "*") else [tag.strip() for tag in tags.split("||")]
-    found = tuple(dict.fromkeys(tags))
-    for tag in found:
+    distinct = tuple(dict.fromkeys(tags))
+    for tag in distinct:
         if not tag:
             raise BadProperties("an empty tag; leave the tags out for all messages")
         Properties(tag=tag).pack()
-    return found
+    return distinct
 
 
 def check_filter(text: str) -> str:

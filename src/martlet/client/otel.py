@@ -244,14 +244,14 @@ def _links(properties: Iterable[Properties]) -> list[Link]:
     from opentelemetry import context, propagate, trace
 
     # Messages of one publish share their properties.
-    distinct = {id(each): each.headers for each in properties if each.headers}
+    distinct = {id(one): one.headers for one in properties if one.headers}
     nothing = context.Context()
     spans = (
         trace.get_current_span(propagate.extract(headers, nothing)).get_span_context()
         for headers in distinct.values()
     )
-    found = {(each.trace_id, each.span_id): each for each in spans if each.is_valid}
-    return [trace.Link(each) for each in islice(found.values(), MAX_LINKS)]
+    contexts = {(span.trace_id, span.span_id): span for span in spans if span.is_valid}
+    return [trace.Link(context) for context in islice(contexts.values(), MAX_LINKS)]
 
 
 def _server(address: str) -> dict[str, str | int]:

@@ -25,15 +25,15 @@ def parse_addresses(addresses: Addresses) -> list[Address]:
     """
     if isinstance(addresses, str) or _is_pair(addresses):
         addresses = [addresses]  # type: ignore[list-item]
-    found: dict[Address, None] = {}
+    parsed: dict[Address, None] = {}
     for address in addresses:
         if isinstance(address, str):
-            found[Address.parse(address)] = None
+            parsed[Address.parse(address)] = None
         else:
-            found[Address(*address)] = None  # type: ignore[misc]
-    if not found:
+            parsed[Address(*address)] = None  # type: ignore[misc]
+    if not parsed:
         raise ValueError(f"no address given: name a broker, as 127.0.0.1:{DEFAULT_PORT}")
-    return list(found)
+    return list(parsed)
 
 
 def _is_pair(addresses: object) -> bool:

@@ -34,7 +34,7 @@ class ConfigureChannel(_OfChannel):
 
 
 class EmptiedChannel(OperationAnswer):
-    """A channel's place before it was emptied, at one broker: of ``/channel/empty?undo=true``.
+    """A channel's offsets before it was emptied, at one broker: of ``/channel/empty?undo=true``.
 
     Attributes:
         queues: in each queue; only to be handed back.

@@ -56,7 +56,7 @@ class Count(NamedTuple):
 
 def _counts(kind: type) -> tuple[Count, ...]:
     """Return the counts of a class, which gets their meaning as its documentation."""
-    named = [(each.name, each.metadata["count"]) for each in fields(kind)]
+    named = [(declared.name, declared.metadata["count"]) for declared in fields(kind)]
     counts = tuple(
         count._replace(
             name=name,

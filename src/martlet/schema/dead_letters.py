@@ -282,8 +282,8 @@ class Moved(OperationAnswer, kw_only=True):
     Attributes:
         count: their number.
         kept: the numbers of those that stay where they are, by the reason.
-        next: where the next part begins; None at the end.
-        until_ms: those dead-lettered later were left alone, and are to be by the next part.
+        next: where the next call continues; None at the end.
+        until_ms: those dead-lettered later were left alone, and are to be by the next call.
         found_ids: those of the ids given that were met; None if the broker does not say.
     """
 
@@ -302,7 +302,7 @@ class Moved(OperationAnswer, kw_only=True):
 
     @property
     def following(self) -> Mapping[str, object] | None:
-        """The fields of the request for the next part."""
+        """The fields of the next request."""
         return None if self.next is None else {**self.next, "until_ms": self.until_ms}
 
     def added(self, later: Moved) -> Moved:

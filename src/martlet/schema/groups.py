@@ -91,14 +91,14 @@ class ResetGroupTo(ResetQueues, kw_only=True):
     to_offset: Number | None = None
 
     def __post_init__(self) -> None:
-        if len(self._places) != 1:
+        if len(self._chosen) != 1:
             raise Refusal(
                 "MISSING_ARGUMENT",
                 "say where to, with one of {to_first}, {to_last}, {to_time_ms} and {to_offset}",
             )
 
     @property
-    def _places(self) -> list[ResetTo]:
+    def _chosen(self) -> list[ResetTo]:
         is_time, is_offset = self.to_time_ms is not None, self.to_offset is not None
         chosen = self.to_first, self.to_last, is_time, is_offset
         return [to for to, is_chosen in zip(RESETS, chosen, strict=True) if is_chosen]
@@ -106,7 +106,7 @@ class ResetGroupTo(ResetQueues, kw_only=True):
     @property
     def to(self) -> ResetTo:
         """A field of `ResetGroup`, as the others."""
-        return self._places[0]
+        return self._chosen[0]
 
     @property
     def time_ms(self) -> int | None:

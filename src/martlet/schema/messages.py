@@ -14,12 +14,14 @@ from martlet.schema.access import OPERATORS, READERS
 from martlet.schema.kinds import Position, Text, TimeMs, TimeNs, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest, operation
 
-_IS_PLACE = {"rule": ": it is the 'next' of an answer"}
-_Place = Annotated[str, Meta(pattern=r"^([0-9]+-[0-9]+)?$(?!\n)", max_length=39, extra=_IS_PLACE)]
+_IS_POSITION = {"rule": ": it is the 'next' of an answer"}
+_Position = Annotated[
+    str, Meta(pattern=r"^([0-9]+-[0-9]+)?$(?!\n)", max_length=39, extra=_IS_POSITION)
+]
 
 
 class FindOffset(OperationRequest):
-    """The time, and where to look.
+    """The time, and its queue.
 
     topic: its topic
     time_ms: the time, in milliseconds since 1970
@@ -75,7 +77,7 @@ class FindByKey(SearchByKey, kw_only=True):
     after: the `next` of the last answer
     """
 
-    after: _Place = ""
+    after: _Position = ""
 
 
 class FoundByKey(OperationAnswer):

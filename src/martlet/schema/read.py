@@ -267,8 +267,8 @@ def _refusal(name: str, field: FieldInfo, value: Any) -> Refusal:
         rule = f": it is one of {', '.join(words)}"
     if rule is not None and isinstance(value, str):
         return Refusal(extra.get("code", "BAD_ARGUMENT"), f"{{{name}}}{rule}", value[:80])
-    wanted = _must_be(kind)
-    text = f"{{{name}}} must be {wanted}" if wanted else f"{{{name}}}{rule}"
+    requirement = _must_be(kind)
+    text = f"{{{name}}} must be {requirement}" if requirement else f"{{{name}}}{rule}"
     return Refusal("BAD_ARGUMENT", f"{text}, not {_shown(value)}")
 
 

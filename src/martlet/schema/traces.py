@@ -99,7 +99,7 @@ class TracedMessage(OperationAnswer, kw_only=True):
 
     Attributes:
         id, topic, queue: identify it.
-        offset: its place in the queue; None of a delayed message that waits.
+        offset: of its queue; None of a delayed message that waits.
         stored_at_ns: when it was published, in nanoseconds since 1970.
         deliver_at_ns: when it is due, of a deferred or delayed one.
         delayed: of a delayed one: ``waiting``, or ``done`` if it no longer waits.

@@ -115,7 +115,7 @@ async def test_a_lookup_daemon_that_is_down_is_logged_once(
         looks += 1
         if looks == 3:
             enough.set()
-        discovery.look_again()
+        discovery.poll_now()
 
     discovery = Discovery("t", [f"127.0.0.1:{closed_port}"], 60.0, found)
     watching = asyncio.create_task(discovery.watch())

@@ -171,7 +171,7 @@ class ToFile(Pipe):
         )
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            topics = await known.look()
+            topics = await known.poll()
             if self._stopping.is_set():
                 return  # Nothing would stop a writer that is started now.
             self._begin(group, self._add(filter(pattern.search, topics)))

@@ -68,8 +68,8 @@ class Answers(Generic[T_co]):
         """
         sums: dict[KeyT, SumT] = {}
         for item in self.joined():
-            place, number = key(item), count(item)
-            sums[place] = sums[place] + number if place in sums else number
+            item_key, number = key(item), count(item)
+            sums[item_key] = sums[item_key] + number if item_key in sums else number
         return sums
 
 

@@ -11,9 +11,9 @@ from typing import Any, TypedDict, Unpack
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import Described, Fields, named
 from martlet.client.admin.methods import at_each, called
-from martlet.client.admin.operation_group import OperationGroup, place
+from martlet.client.admin.operation_group import OperationGroup, target
 from martlet.client.admin.stats import ChannelStats
-from martlet.client.admin.topics import Policy, change_places, counted_at_each
+from martlet.client.admin.topics import Policy, change_at_each, counted_at_each
 from martlet.schema.channels import CONFIGURE, RESTORE, EmptiedChannel
 from martlet.schema.read import read_answer
 
@@ -110,7 +110,7 @@ class PeekedMessage(ShownBody):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedQueue(Described):
-    """The new place of a channel in a queue.
+    """The new offset of a channel in a queue.
 
     Attributes:
         queue: its number.
@@ -130,7 +130,7 @@ class ReplayedQueue(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult(Described):
-    """The new place of a channel.
+    """The new offsets of a channel.
 
     Attributes:
         queues: the queues that were rewound.
@@ -143,7 +143,7 @@ class ReplayResult(Described):
     @property
     def message_count(self) -> int:
         """The number of messages from there on, in all queues."""
-        return sum(each.message_count for each in self.queues)
+        return sum(queue.message_count for queue in self.queues)
 
 
 def _replayed(answer: Any) -> ReplayResult:
@@ -172,23 +172,23 @@ class ChannelAdmin(OperationGroup):
         """
         nodes = await counted_at_each(self._http, topic, channel, include_clients=include_clients)
         return nodes.map(
-            lambda node: tuple(each for topic in node.topics for each in topic.channels)
+            lambda node: tuple(channel for topic in node.topics for channel in topic.channels)
         )
 
     async def create(self, topic: str, channel: str) -> Answers[None]:
         """Create a channel at each broker that has the topic; then at the lookup daemons, if given,
         for brokers that get the topic later.
         """
-        names = place(topic, channel)
-        return await change_places(self._http, "/channel/create", names, registered=True)
+        names = target(topic, channel)
+        return await change_at_each(self._http, "/channel/create", names, registered=True)
 
     async def pause(self, topic: str, channel: str) -> Answers[None]:
         """Stop the delivery of a channel; messages wait."""
-        return await change_places(self._http, "/channel/pause", place(topic, channel))
+        return await change_at_each(self._http, "/channel/pause", target(topic, channel))
 
     async def unpause(self, topic: str, channel: str) -> Answers[None]:
         """Let a channel deliver again."""
-        return await change_places(self._http, "/channel/unpause", place(topic, channel))
+        return await change_at_each(self._http, "/channel/unpause", target(topic, channel))
 
     async def empty(self, topic: str, channel: str) -> Answers[EmptiedChannel | None]:
         """Drop all messages of a channel.
@@ -197,7 +197,7 @@ class ChannelAdmin(OperationGroup):
         undone.
         """
         http = self._http
-        arguments = {**place(topic, channel), "undo": "true"}
+        arguments = {**target(topic, channel), "undo": "true"}
         return await http.each(
             await http.brokers(topic),
             lambda url: http.post(
@@ -224,7 +224,7 @@ class ChannelAdmin(OperationGroup):
             AdminError: no broker did it, since the log has no longer what was emptied
                 (``--keep-emptied`` of the broker), or the channel was set back meanwhile.
         """
-        http, names = self._http, place(topic, channel)
+        http, names = self._http, target(topic, channel)
 
         async def restore_at(url: str) -> int:
             fields = {**names, "queues": emptied[url].queues}
@@ -234,8 +234,8 @@ class ChannelAdmin(OperationGroup):
 
     async def delete(self, topic: str, channel: str) -> Answers[None]:
         """Delete a channel and disconnect its consumers; then at the lookup daemons, if given."""
-        names = place(topic, channel)
-        return await change_places(self._http, "/channel/delete", names, registered=True)
+        names = target(topic, channel)
+        return await change_at_each(self._http, "/channel/delete", names, registered=True)
 
     async def configure(
         self, topic: str, channel: str, **changes: Unpack[ChannelPolicyChanges]
@@ -269,12 +269,12 @@ class ChannelAdmin(OperationGroup):
             new_channel: create the channel, which must not exist, instead.
 
         Raises:
-            ValueError: not exactly one of the three places is given.
+            ValueError: not exactly one of beginning, to_time_ns and to_offset is given.
         """
         if beginning + (to_time_ns is not None) + (to_offset is not None) != 1:
             raise ValueError("say where to, with one of beginning, to_time_ns and to_offset")
         where = {"timestamp_ns": to_time_ns, "offset": to_offset, "queue": queue}
-        arguments = {**place(topic, channel), "new": str(new_channel).lower()}
+        arguments = {**target(topic, channel), "new": str(new_channel).lower()}
         arguments |= {name: str(value) for name, value in where.items() if value is not None}
         if beginning:
             arguments["beginning"] = "true"
@@ -335,10 +335,10 @@ class ChannelAdmin(OperationGroup):
         offset: int,
         limit: int | None,
         url: str,
-        place: Fields,
+        position: Fields,
     ) -> AsyncIterator[AnswerPage[PeekedMessage]]:
         """Yield the messages of one broker."""
-        start: Fields = {"queue": 0, "offset": offset, **place}
+        start: Fields = {"queue": 0, "offset": offset, **position}
         left = limit
         while left != 0:
             count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
@@ -366,7 +366,7 @@ def _peek(
     topic: str, channel: str, states: Iterable[str], max_body_bytes: int
 ) -> Mapping[str, str]:
     return {
-        **place(topic, channel),
+        **target(topic, channel),
         "state": ",".join(states),
         "max_body_bytes": str(max_body_bytes),
     }
@@ -384,7 +384,9 @@ class _PeekPage(Described):
 
 def _peek_page(answer: Any) -> _PeekPage:
     """Read a page, whose messages get the broker's time and, of several queues, theirs."""
-    place = {"now_ns": answer["now_ns"]}
+    common = {"now_ns": answer["now_ns"]}
     if answer.get("queue_count", 1) > 1:
-        place["queue"] = answer["queue"]
-    return _PeekPage.read({**answer, "messages": [place | each for each in answer["messages"]]})
+        common["queue"] = answer["queue"]
+    return _PeekPage.read(
+        {**answer, "messages": [common | message for message in answer["messages"]]}
+    )

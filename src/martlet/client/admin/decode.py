@@ -61,9 +61,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: tuple(map(item, _checked(list, value))) if value else ()
     if isinstance(origin, type) and issubclass(origin, Mapping):
         item = _reader(arguments[1])
-        return lambda value: {key: item(each) for key, each in _checked(dict, value).items()}
+        return lambda value: {key: item(inner) for key, inner in _checked(dict, value).items()}
     if origin in (Union, UnionType):
-        (inner,) = (_reader(each) for each in arguments if each is not NoneType)
+        (inner,) = (_reader(argument) for argument in arguments if argument is not NoneType)
         return lambda value: None if value is None else inner(value)
     if kind is Any:
         return lambda value: value
@@ -96,12 +96,12 @@ def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _field_readers(kind: Any) -> Iterator[_FieldReader]:
     types = get_type_hints(kind)
-    for each in dataclasses.fields(kind):
-        if each.name == "fields" and issubclass(kind, Described):
+    for declared in dataclasses.fields(kind):
+        if declared.name == "fields" and issubclass(kind, Described):
             continue
-        is_required = each.default is MISSING and each.default_factory is MISSING
-        json_name = each.metadata.get("name", each.name)
-        yield _FieldReader(each.name, json_name, _reader(types[each.name]), is_required)
+        is_required = declared.default is MISSING and declared.default_factory is MISSING
+        json_name = declared.metadata.get("name", declared.name)
+        yield _FieldReader(declared.name, json_name, _reader(types[declared.name]), is_required)
 
 
 def _read_int(value: Any) -> Any:

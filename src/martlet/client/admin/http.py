@@ -132,9 +132,9 @@ class AdminHttp:
         if self._brokers:
             return self._brokers
         answers = await self._gather(self.daemons, lambda daemon: self._known(daemon, topic))
-        found = dict.fromkeys(answers.joined())
-        if found:
-            return list(found)
+        urls = dict.fromkeys(answers.joined())
+        if urls:
+            return list(urls)
         for error in answers.errors.values():
             raise error
         what = f"broker with topic {topic!r}" if topic else "broker"
@@ -143,10 +143,10 @@ class AdminHttp:
     async def _known(self, daemon: str, topic: str) -> list[str]:
         try:
             path = "/lookup" if topic else "/nodes"
-            known: Any = await self.get(daemon, path, {"topic": topic} if topic else {})
+            answer: Any = await self.get(daemon, path, {"topic": topic} if topic else {})
             return [
-                url_of_broker(each["broadcast_address"], each["http_port"])
-                for each in known.get("data", known)["producers"] or ()
+                url_of_broker(producer["broadcast_address"], producer["http_port"])
+                for producer in answer.get("data", answer)["producers"] or ()
             ]
         except AdminNotFound:
             return []
@@ -171,13 +171,13 @@ class AdminHttp:
         values: dict[str, T] = {}
         errors: dict[str, AdminError] = {}
 
-        async def asked(url: str) -> T | AdminError:
+        async def settled(url: str) -> T | AdminError:
             try:
                 return await ask(url)
             except AdminError as error:
                 return error
 
-        for url, answer in zip(urls, await asyncio.gather(*map(asked, urls)), strict=True):
+        for url, answer in zip(urls, await asyncio.gather(*map(settled, urls)), strict=True):
             if isinstance(answer, AdminError):
                 errors[url] = answer
             else:
@@ -208,7 +208,7 @@ class AdminHttp:
 
         Args:
             topic: whose brokers to read.
-            at: yields the pages of one broker, from a place on.
+            at: yields the pages of one broker, from a position on.
             start: where to continue: only its broker is read.
 
         Raises:
@@ -389,8 +389,10 @@ class AdminHttp:
             ) as response:
                 status = response.status
                 if 300 <= status < 400:
-                    place = response.headers.get("Location", "")[:_MAX_SHOWN]
-                    raise AdminError(url, f"it redirects to {place!r}: give the broker's address")
+                    location = response.headers.get("Location", "")[:_MAX_SHOWN]
+                    raise AdminError(
+                        url, f"it redirects to {location!r}: give the broker's address"
+                    )
                 if as_text and status in _TEXT_STATUSES:
                     text = await read_body(response, MAX_ANSWER_BYTES)
                     return status, text.decode(errors="replace")

@@ -20,7 +20,7 @@ from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import Method, at_each, called, search_timeout_s
-from martlet.client.admin.operation_group import OperationGroup, id_text, place
+from martlet.client.admin.operation_group import OperationGroup, id_text, target
 from martlet.properties.model import Properties
 from martlet.schema.messages import FIND, OFFSET, SearchByKey
 from martlet.schema.read import checked, read_answer
@@ -102,8 +102,8 @@ async def _by_key(http: AdminHttp, request: Any) -> Answers[KeyMatches]:
     async def find_at(url: str) -> KeyMatches:
         if url not in urls:  # It would get the operators' token.
             raise AdminError(url, "it is none of the brokers that are asked")
-        asked = {**fields, "after": after[url]} if after else fields
-        answer, data = await http.call_with_bytes(url, FIND.name, asked, timeout_s=timeout_s)
+        page_fields = {**fields, "after": after[url]} if after else fields
+        answer, data = await http.call_with_bytes(url, FIND.name, page_fields, timeout_s=timeout_s)
         described = await called(http, url, DESCRIBE, topic)
         try:
             matches = read_answer(FIND.answer, answer)
@@ -154,7 +154,7 @@ class MessageAdmin(MessageMethods, OperationGroup):
             max_bytes: maximum size, up to 8 MiB.
         """
         fields = {
-            **place(topic),
+            **target(topic),
             "queue": queue,
             "offset": offset,
             "max_messages": limit,
@@ -164,15 +164,15 @@ class MessageAdmin(MessageMethods, OperationGroup):
         http = self._http
 
         async def read_at(url: str) -> LogRead:
-            found = await called(http, url, DESCRIBE, place(topic))
-            known = {each.queue: each for each in found.queues}
-            if queue not in known:
+            description = await called(http, url, DESCRIBE, target(topic))
+            queues = {described.queue: described for described in description.queues}
+            if queue not in queues:
                 raise AdminNotFound(url, f"topic {topic!r} has no queue {queue}", 404)
             answer, data = await http.call_with_bytes(url, "topic.fetch", fields)
             if answer.get("status") == "OFFSET_MOVED" and answer["next_offset"] != offset:
                 moved = {**fields, "offset": answer["next_offset"]}
                 answer, data = await http.call_with_bytes(url, "topic.fetch", moved)
-            return _read(url, known[queue], answer, data)
+            return _read(url, queues[queue], answer, data)
 
         return await http.each(await http.brokers(topic), read_at)
 
@@ -187,16 +187,16 @@ class MessageAdmin(MessageMethods, OperationGroup):
         http = self._http
 
         async def find_at(url: str) -> LogMessage:
-            found = await called(http, url, DESCRIBE, place(topic))
-            for each in found.queues:
-                offset = each.offset_of(text)
+            description = await called(http, url, DESCRIBE, target(topic))
+            for log_queue in description.queues:
+                offset = log_queue.offset_of(text)
                 if offset is None:
                     continue
-                fields = {**place(topic), "queue": each.queue, "offset": offset, "wait_ms": 0}
+                fields = {**target(topic), "queue": log_queue.queue, "offset": offset, "wait_ms": 0}
                 answer, data = await http.call_with_bytes(
                     url, "topic.fetch", {**fields, "max_messages": 1}
                 )
-                for message in _read(url, each, answer, data).messages:
+                for message in _read(url, log_queue, answer, data).messages:
                     if message.id == text:
                         return message
             raise AdminNotFound(url, f"topic {topic!r} stores no message {text}", 404)
@@ -235,7 +235,7 @@ def _messages(data: bytes, queues: Sequence[LogQueue]) -> tuple[LogMessage, ...]
     for number, (stored_at_ns, _, found_id, body) in enumerate(run.fields() if run else ()):
         assert run is not None
         packed, text = run.properties.get(number), found_id.decode("ascii")
-        queue = min(queues, key=lambda each: each.distance_of(text))
+        queue = min(queues, key=lambda candidate: candidate.distance_of(text))
         messages.append(
             LogMessage(
                 id=text,

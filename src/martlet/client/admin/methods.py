@@ -56,14 +56,14 @@ PAGE_ITEMS = 1000
 
 
 class Addend(Protocol):
-    """A part of an answer that several calls make up."""
+    """An answer to one of several calls whose answers are added up."""
 
     @property
     def following(self) -> Mapping[str, object] | None:
-        """The fields of the request for the next part; None at the end."""
+        """The fields of the next request; None at the end."""
 
     def added(self: T, later: T, /) -> T:
-        """Return the sum with the next part."""
+        """Return the sum with the next answer."""
 
 
 class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
@@ -189,8 +189,8 @@ class PagesMethod(
             _check_position(self._operation.request, start)
         fields, limit = _page_fields(self._operation, request)
 
-        def at(url: str, place: Fields) -> AsyncGenerator[AnswerPage[T]]:
-            return _pages(http, url, self._operation, fields, limit, place)
+        def at(url: str, position: Fields) -> AsyncGenerator[AnswerPage[T]]:
+            return _pages(http, url, self._operation, fields, limit, position)
 
         async for page in http.pages(fields.get("topic", ""), at, start):
             yield page
@@ -266,12 +266,12 @@ def summed(operation: Operation[P, Any, SumT]) -> Method[P, Answers[SumT]]:
         fields = checked(operation.request, request)
 
         async def all_at(url: str) -> SumT:
-            total = part = await called(http, url, operation, fields)
-            while part.following is not None:
-                later = await _continued(http, url, operation, {**fields, **part.following})
+            total = answer = await called(http, url, operation, fields)
+            while answer.following is not None:
+                later = await _continued(http, url, operation, {**fields, **answer.following})
                 if later is None:
                     break
-                total, part = total.added(later), later
+                total, answer = total.added(later), later
             return total
 
         return await http.each(await http.brokers(fields.get("topic", "")), all_at)
@@ -288,7 +288,7 @@ def listed(
         fields, limit = _page_fields(operation, request)
         answers = await http.collected(
             fields.get("topic", ""),
-            lambda url, place: _pages(http, url, operation, fields, limit, place),
+            lambda url, position: _pages(http, url, operation, fields, limit, position),
         )
         return answers.map(lambda items: items[:limit])
 
@@ -312,13 +312,13 @@ async def _pages(
     operation: Operation[..., Any, OperationPage[T]],
     fields: Fields,
     limit: int | None,
-    place: Fields,
+    position: Fields,
 ) -> AsyncGenerator[AnswerPage[T]]:
     """Yield the pages of one broker, up to a limit; None for no limit. The last may be longer,
     where the broker keeps items together.
     """
     left = limit
-    following: Mapping[str, Any] | None = place
+    following: Mapping[str, Any] | None = position
     while following is not None and left != 0:
         count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
         page_fields = {**fields, "limit": count, **following}

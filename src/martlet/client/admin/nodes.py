@@ -10,7 +10,7 @@ from typing import Any
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError
-from martlet.client.admin.operation_group import OperationGroup, place
+from martlet.client.admin.operation_group import OperationGroup, target
 from martlet.client.admin.stats import NodeStats, node_stats
 from martlet.client.copied_folder import Copies, Process, confirmed, copies_in
 
@@ -56,19 +56,20 @@ def _node(
 
 def _known_nodes(answer: Any) -> tuple[Node, ...]:
     return tuple(
-        _node(each, each["topics"], each["tombstones"]) for each in answer["producers"] or ()
+        _node(producer, producer["topics"], producer["tombstones"])
+        for producer in answer["producers"] or ()
     )
 
 
 def distinct_nodes(answers: Answers[tuple[Node, ...]]) -> list[Node]:
     """Return each broker that lookup daemons know once, with all daemons that know it."""
-    found: dict[tuple[str, int], Node] = {}
+    nodes_by_address: dict[tuple[str, int], Node] = {}
     for daemon, nodes in answers.values.items():
         for node in nodes:
             address = node.broadcast_address, node.tcp_port
-            node = found.get(address, node)
-            found[address] = replace(node, lookup_daemons=(*node.lookup_daemons, daemon))
-    return [found[address] for address in sorted(found)]
+            node = nodes_by_address.get(address, node)
+            nodes_by_address[address] = replace(node, lookup_daemons=(*node.lookup_daemons, daemon))
+    return [nodes_by_address[address] for address in sorted(nodes_by_address)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class NodeAdmin(OperationGroup):
             )
 
         async def describe(url: str) -> tuple[Node, ...]:
-            topics = [each.topic for each in (await node_stats(http, url)).topics]
+            topics = [topic.topic for topic in (await node_stats(http, url)).topics]
             return (await http.get(url, "/info", {}, lambda answer: _node(answer, topics)),)
 
         return await http.each(await http.brokers(), describe)
@@ -110,13 +111,13 @@ class NodeAdmin(OperationGroup):
         """
         http = self._http
 
-        async def look(urls: Sequence[str]) -> Mapping[str, Process]:
+        async def processes(urls: Sequence[str]) -> Mapping[str, Process]:
             answers = await http.each(urls, lambda url: http.get(url, "/info", {}, Process.of))
             return answers.values
 
-        before = await look(await http.brokers())
-        urls = [url for each in copies_in(before) for url in each.addresses]
-        return confirmed(before, await look(urls)) if urls else []
+        before = await processes(await http.brokers())
+        urls = [url for copies in copies_in(before) for url in copies.addresses]
+        return confirmed(before, await processes(urls)) if urls else []
 
     async def stats(
         self, *, include_clients: bool = False, time_limit_s: float | None = None
@@ -177,7 +178,7 @@ class NodeAdmin(OperationGroup):
         http = self._http
         if not http.daemons:
             raise ValueError("tombstones are at lookup daemons: give lookup=")
-        arguments = {**place(topic), "node": node}
+        arguments = {**target(topic), "node": node}
         return await http.each(
             http.daemons, lambda url: http.post(url, "/topic/tombstone", arguments)
         )
@@ -267,7 +268,7 @@ class LookupAdmin(OperationGroup):
         """
         http = self._http
         return await http.each(
-            http.daemons, lambda url: http.post(url, "/topic/create", place(topic))
+            http.daemons, lambda url: http.post(url, "/topic/create", target(topic))
         )
 
     async def inactive_topics(self) -> dict[str, list[str]]:
@@ -281,7 +282,9 @@ class LookupAdmin(OperationGroup):
         topics = await self._names("topics")
         nodes = await http.each(http.daemons, lambda url: http.get(url, "/nodes", {}, _known_nodes))
         inactive = sorted(topics.difference(*(node.topics for node in nodes.joined())))
-        channels = await asyncio.gather(*(self._names("channels", topic=each) for each in inactive))
+        channels = await asyncio.gather(
+            *(self._names("channels", topic=topic) for topic in inactive)
+        )
         return dict(zip(inactive, map(sorted, channels), strict=True))
 
     async def _names(self, kind: str, **arguments: str) -> set[str]:

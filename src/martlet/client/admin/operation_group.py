@@ -38,7 +38,7 @@ class BlockingOperationGroup(ABC):
         """Iterate over items of the asyncio client."""
 
 
-def place(topic: str, channel: str | None = None) -> dict[str, str]:
+def target(topic: str, channel: str | None = None) -> dict[str, str]:
     """Return the names of a topic or a channel as arguments. Raises InvalidName."""
     names = {"topic": topic} | ({} if channel is None else {"channel": channel})
     for kind, name in names.items():

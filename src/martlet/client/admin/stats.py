@@ -58,7 +58,7 @@ class FinishLatency(Described):
         return FinishLatency(bounds_ms=self.bounds_ms, counts=counts)
 
     def quantile_ms(self, level: float) -> float | None:
-        """Return a bound that this part of the messages kept; None without one.
+        """Return a bound that this share of the messages kept; None without one.
 
         Args:
             level: over 0 and at most 1.
@@ -224,8 +224,8 @@ async def node_stats(
         "include_clients": str(include_clients).lower(),
         "include_mem": "false",
     } | ({"primary": "true"} if of_primary else {})
-    wanted = {"topic": topic, "channel": channel}
-    arguments |= {name: value for name, value in wanted.items() if value}
+    names = {"topic": topic, "channel": channel}
+    arguments |= {name: value for name, value in names.items() if value}
     asked_s = time.monotonic()
     stats = await http.get(url, "/stats", arguments, read_stats)
     half_s = (time.monotonic() - asked_s) / 2
@@ -238,9 +238,9 @@ def read_stats(answer: Any) -> NodeStats:
     for topic in stats["topics"] or ():
         for channel in topic["channels"]:
             channel["topic"] = topic["topic_name"]
-    found = NodeStats.read(stats)
-    for known in found.topics:
-        check_name(known.topic, "topic")
-        for each in known.channels:
-            check_name(each.channel, "channel")
-    return found
+    node = NodeStats.read(stats)
+    for topic_stats in node.topics:
+        check_name(topic_stats.topic, "topic")
+        for channel_stats in topic_stats.channels:
+            check_name(channel_stats.channel, "channel")
+    return node

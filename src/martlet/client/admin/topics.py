@@ -10,7 +10,7 @@ from martlet.client.admin.answers import Answers
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import at_each
-from martlet.client.admin.operation_group import OperationGroup, place
+from martlet.client.admin.operation_group import OperationGroup, target
 from martlet.client.admin.stats import NodeStats, TopicStats, node_stats
 from martlet.schema.topics import CONFIGURE, DESCRIBE
 
@@ -29,7 +29,7 @@ class TopicPolicyChanges(TypedDict, total=False):
     trace: str | None
 
 
-async def change_places(
+async def change_at_each(
     http: AdminHttp, path: str, names: Mapping[str, str], *, registered: bool = False
 ) -> Answers[None]:
     """Change a topic or a channel at each broker that has the topic.
@@ -110,18 +110,18 @@ class TopicAdmin(TopicMethods, OperationGroup):
             queues: the number of queues (1 for a new topic). A topic that exists can get more,
                 never fewer.
         """
-        http, names = self._http, place(topic)
+        http, names = self._http, target(topic)
         # Without a number, an existing topic with more queues is fine.
-        wanted = names if queues is None else {**names, "queues": str(queues)}
+        arguments = names if queues is None else {**names, "queues": str(queues)}
 
         async def create_at(url: str) -> int:
-            await http.post(url, "/topic/create", wanted)
-            found = (await node_stats(http, url, topic, of_primary=True)).topics
-            if not found:
+            await http.post(url, "/topic/create", arguments)
+            topics = (await node_stats(http, url, topic, of_primary=True)).topics
+            if not topics:
                 raise AdminError(url, f"it does not report the state of topic {topic!r}")
-            if found[0].queue_count < (queues or 1):
+            if topics[0].queue_count < (queues or 1):
                 raise AdminError(url, f"topic {topic!r} has one queue there: nsqd supports no more")
-            return found[0].queue_count
+            return topics[0].queue_count
 
         return await http.each(await http.brokers(), create_at)
 
@@ -157,7 +157,7 @@ class TopicAdmin(TopicMethods, OperationGroup):
             *([("X-Martlet-Priority", str(priority))] if priority is not None else []),
             *(("X-Martlet-Header", f"{name}={value}") for name, value in (headers or {}).items()),
         ]
-        arguments = place(topic) | ({"defer": str(defer_ms)} if defer_ms else {})
+        arguments = target(topic) | ({"defer": str(defer_ms)} if defer_ms else {})
         try:
             url = (await http.brokers(topic))[0]
         except AdminNotFound:
@@ -169,19 +169,19 @@ class TopicAdmin(TopicMethods, OperationGroup):
 
     async def pause(self, topic: str) -> Answers[None]:
         """Keep the messages of a topic from its channels; they wait."""
-        return await change_places(self._http, "/topic/pause", place(topic))
+        return await change_at_each(self._http, "/topic/pause", target(topic))
 
     async def unpause(self, topic: str) -> Answers[None]:
         """Pass the messages of a topic to its channels again."""
-        return await change_places(self._http, "/topic/unpause", place(topic))
+        return await change_at_each(self._http, "/topic/unpause", target(topic))
 
     async def empty(self, topic: str) -> Answers[None]:
         """Drop the messages that no channel has received; channels keep theirs."""
-        return await change_places(self._http, "/topic/empty", place(topic))
+        return await change_at_each(self._http, "/topic/empty", target(topic))
 
     async def delete(self, topic: str) -> Answers[None]:
         """Delete a topic with its channels and messages; then at the lookup daemons, if given."""
-        return await change_places(self._http, "/topic/delete", place(topic), registered=True)
+        return await change_at_each(self._http, "/topic/delete", target(topic), registered=True)
 
     async def configure(self, topic: str, **changes: Unpack[TopicPolicyChanges]) -> Answers[Policy]:
         """Set fields of a topic's policy; answers all that differ from their defaults.

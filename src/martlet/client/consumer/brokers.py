@@ -92,7 +92,7 @@ class ConsumerBrokers(Generic[SessionT]):
             if session is not lost and not session.is_connected:
                 session.hasten()
         if self._discovery is not None:
-            self._discovery.look_again()
+            self._discovery.poll_now()
 
     def _look(self) -> None:
         if self._discovery is not None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
+from operator import attrgetter
 
 from martlet.client.errors import (
     ConnectionLost,
@@ -112,8 +113,10 @@ class Accumulator:
     @property
     def takes_sends(self) -> bool:
         """Whether all brokers that are connected, or were last, are Martlet brokers."""
-        known = [each.takes_sends for each in self.brokers if each.is_up or each.takes_sends]
-        return bool(known) and all(known)
+        takers = [
+            broker.takes_sends for broker in self.brokers if broker.is_up or broker.takes_sends
+        ]
+        return bool(takers) and all(takers)
 
     # The brokers.
 
@@ -167,7 +170,7 @@ class Accumulator:
     def waiting(self) -> Iterator[PendingPublish]:
         """Iterate over messages that wait in no batch."""
         waiting = chain.from_iterable(self._queues())
-        return (each for each in waiting if not each.future.done())
+        return (pending for pending in waiting if not pending.future.done())
 
     def batches(self) -> Iterator[ProducerBatch]:
         """Iterate over batches in flight, and those to be sent again."""
@@ -178,13 +181,13 @@ class Accumulator:
     def unanswered(self) -> Iterator[PendingPublish]:
         """Iterate over unanswered messages."""
         for batch in self.batches():
-            yield from (each for each in batch.pendings if not each.future.done())
+            yield from (pending for pending in batch.pendings if not pending.future.done())
         yield from self.waiting()
 
     def forget_settled(self) -> None:
         """Remove waiting messages that timed out or were cancelled."""
         for broker in self.brokers:
-            for batch in [each for each in broker.retries if each.is_done]:
+            for batch in [batch for batch in broker.retries if batch.is_done]:
                 broker.retries.remove(batch)
                 self._close(batch)
         for queue in self._queues():
@@ -206,7 +209,7 @@ class Accumulator:
         if not (self._pins or self._unanswered_sends):
             self._pack(self._waiting, brokers, packed)
             return packed
-        if self._unanswered_sends and not any(each.takes_sends for each in self.brokers):
+        if self._unanswered_sends and not any(broker.takes_sends for broker in self.brokers):
             self._refuse_sends()
         for broker in brokers:
             self._send_again(broker, packed)
@@ -215,11 +218,11 @@ class Accumulator:
         ]
         queues += [(queue, brokers) for queue in (self._waiting, self._sends) if queue]
         # The oldest topic goes first, so that no topic starves others.
-        queues.sort(key=lambda each: each[0][0].deadline_s)
+        queues.sort(key=lambda queue_and_brokers: queue_and_brokers[0][0].deadline_s)
         for queue, usable in queues:
             if queue is self._sends:
-                usable = [each for each in usable if each.takes_sends]
-            self._pack(queue, [each for each in usable if not each.is_held], packed)
+                usable = [broker for broker in usable if broker.takes_sends]
+            self._pack(queue, [broker for broker in usable if not broker.is_held], packed)
         return packed
 
     def _refuse_sends(self) -> None:
@@ -287,22 +290,22 @@ class Accumulator:
                 if key is not None:
                     self._order.sent(key, batch)
                 continue
-            found = lightest(brokers, pending) if len(brokers) > 1 else brokers[0]
-            if found is None or not found.may_begin(pending):
+            target = lightest(brokers, pending) if len(brokers) > 1 else brokers[0]
+            if target is None or not target.may_begin(pending):
                 return
-            if fields is not None and not found.takes_sends:
-                pending.fail(not_supported(found.name))
+            if fields is not None and not target.takes_sends:
+                pending.fail(not_supported(target.name))
                 continue
-            batch = ProducerBatch(self, found, waiting.popleft())
+            batch = ProducerBatch(self, target, waiting.popleft())
             if fields is not None:
-                found.assign_number(batch)
+                target.assign_number(batch)
             if key is not None:
                 self._order.sent(key, batch)
             self._launch(batch, packed)
             last = None
-            if found.is_held:
-                brokers.remove(found)
-                growing = {name: each for name, each in growing.items() if each.broker is not found}
+            if target.is_held:
+                brokers.remove(target)
+                growing = {name: one for name, one in growing.items() if one.broker is not target}
             elif pending.is_alone:
                 growing.pop(group, None)
             else:
@@ -312,7 +315,7 @@ class Accumulator:
         """Choose the broker with the least in flight, in turns."""
         if not brokers:
             return None
-        broker = min(brokers, key=lambda each: (each.is_slow, each.size_bytes, each.turn))
+        broker = min(brokers, key=attrgetter("is_slow", "size_bytes", "turn"))
         self._turn += 1
         broker.turn = self._turn
         return broker
@@ -511,7 +514,7 @@ class Accumulator:
         if not others:
             return False
         batch.is_refused = False
-        batch.move_to(min(others, key=lambda each: each.size_bytes))
+        batch.move_to(min(others, key=lambda broker: broker.size_bytes))
         batch.broker.retry(batch)
         self.on_room()
         return True
@@ -550,7 +553,7 @@ class Accumulator:
             or self._sends
             or (
                 (self._pins or self._unanswered_sends)
-                and any(each.pinned or each.retries for each in self.brokers)
+                and any(broker.pinned or broker.retries for broker in self.brokers)
             )
         ):
             self.on_room()

@@ -61,7 +61,7 @@ class BrokerLink:
         self._on_retried = hooks.on_retried
         self._backoff = backoff
         self._answers_seen = 0
-        self._silent_looks = 0
+        self._silent_checks = 0
 
     def __str__(self) -> str:
         return self._name
@@ -125,7 +125,7 @@ class BrokerLink:
         assert self.connection is not None
         assert not self.queue.is_up
         self.is_active = True
-        self._answers_seen, self._silent_looks = -1, 0
+        self._answers_seen, self._silent_checks = -1, 0
         self.queue.name = self._name
         self.queue.on_answer = self._dialer.succeeded
         takes_sends = bool(self.connection.features.extensions)
@@ -148,7 +148,7 @@ class BrokerLink:
         """Try again to connect, soon: a broker that was lost elsewhere may be here now."""
         self._dialer.hasten()
 
-    def look(self, may_cut: bool) -> None:
+    def check_answers(self, may_cut: bool) -> None:
         """Check whether the broker has answered anything since the last check.
 
         After one check without an answer the producer prefers other brokers; after two, if allowed,
@@ -158,12 +158,12 @@ class BrokerLink:
         seen = queue.stored_count + queue.refused_count
         if self.connection is None or not queue.batches or seen != self._answers_seen:
             self._answers_seen = seen if queue.batches else -1
-            self._silent_looks = 0
+            self._silent_checks = 0
             queue.is_slow = False
             return
-        self._silent_looks += 1
+        self._silent_checks += 1
         queue.is_slow = True
-        if self._silent_looks > 1 and may_cut:
+        if self._silent_checks > 1 and may_cut:
             self.connection.abort(
                 ConnectionLost(f"{self}: the broker does not answer what is published")
             )

@@ -74,8 +74,8 @@ class BrokerPool:
         self._active = self._active_links.of
         self._keepers: dict[BrokerLink, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
-        self._look: asyncio.TimerHandle | None = None
-        self._looks_in_vain = 0
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._empty_polls = 0
         self._has_searched = self._discovery is None
         self.is_closed = False
         self._change: asyncio.Future[None] | None = None
@@ -94,7 +94,9 @@ class BrokerPool:
     def stats(self) -> tuple[BrokerStats, ...]:
         """Return the statistics of each broker."""
         links = {link.queue: link for link in reversed(self.links)} | self._active
-        return tuple(links[each].stats() for each in self._accumulator.brokers if each in links)
+        return tuple(
+            links[broker].stats() for broker in self._accumulator.brokers if broker in links
+        )
 
     @property
     def is_fixed(self) -> bool:
@@ -106,13 +108,13 @@ class BrokerPool:
         """Why there is no connection."""
         if not self._links:
             return "the lookup daemons know no broker, or do not answer"
-        errors = [str(each.last_error) for each in self.links if each.last_error is not None]
+        errors = [str(link.last_error) for link in self.links if link.last_error is not None]
         return "; ".join(errors) or "no answer yet"
 
     @property
     def trouble(self) -> str:
         """Why messages wait."""
-        if connected := [str(each) for each in self._active.values()]:
+        if connected := [str(link) for link in self._active.values()]:
             return f"{', '.join(connected)} did not answer what was sent before"
         return f"no connection: {self.errors}"
 
@@ -122,7 +124,7 @@ class BrokerPool:
         for address in self._given:
             self._add(address)
         self._search()
-        self._look_later()
+        self._check_later()
 
     def _search(self) -> None:
         """Start polling the lookup daemons."""
@@ -143,8 +145,8 @@ class BrokerPool:
         self.is_closed = True
         self._has_changed()
         self.attempted.set()
-        if self._look is not None:
-            self._look.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         tasks = [*self._keepers.values(), *([self._watch] if self._watch else [])]
         for task in tasks:
             task.cancel()
@@ -234,11 +236,11 @@ class BrokerPool:
                 if self._links[address].connection is None:
                     self._drop(address)
         if addresses:
-            self._looks_in_vain = 0
+            self._empty_polls = 0
         elif self._discovery is not None and not self._given:
-            self._looks_in_vain += 1
+            self._empty_polls += 1
             self._loop.call_later(
-                self._backoff.delay_s(self._looks_in_vain), self._discovery.look_again
+                self._backoff.delay_s(self._empty_polls), self._discovery.poll_now
             )
 
     def _drop(self, address: Address) -> None:
@@ -254,7 +256,7 @@ class BrokerPool:
         one, where what it did not answer is repeated.
         """
         is_awaited = broker.has_replicas and broker.has_numbered
-        if not is_awaited and all(each.queue is not broker for each in self.links):
+        if not is_awaited and all(link.queue is not broker for link in self.links):
             self._accumulator.remove_broker(broker)
 
     def _on_up(self, link: BrokerLink) -> None:
@@ -272,18 +274,18 @@ class BrokerPool:
     def _recognise(self, link: BrokerLink) -> None:
         """Give a link the queue of the broker that it has reached."""
         assert link.connection is not None
-        others = ((str(each), each.connection) for each in self.links)
+        others = ((str(other), other.connection) for other in self.links)
         warn_of_copies(str(link), link.connection, others, "messages go to one of them alone")
         broker_id, before = link.connection.features.broker_id, link.queue
         if broker_id in ("", before.broker_id):
             return
         brokers = self._accumulator.brokers
-        known = next((each for each in brokers if each.broker_id == broker_id), None)
-        if known is not None and not before.broker_id and before.has_numbered:
+        queue = next((broker for broker in brokers if broker.broker_id == broker_id), None)
+        if queue is not None and not before.broker_id and before.has_numbered:
             return  # Its numbers are of a producer id of their own.
-        if known is None and before.broker_id:
-            known = self._accumulator.add_broker(str(link))
-        link.queue = known or before
+        if queue is None and before.broker_id:
+            queue = self._accumulator.add_broker(str(link))
+        link.queue = queue or before
         link.queue.broker_id = broker_id
         link.queue.has_replicas = link.connection.features.has_replicas
         if link.queue is not before:
@@ -292,7 +294,7 @@ class BrokerPool:
 
     def _choose_active(self, broker: InFlightQueue) -> None:
         """Send to the newest run of a broker of those that are connected."""
-        links = [each for each in self.links if each.queue is broker]
+        links = [link for link in self.links if link.queue is broker]
         link = self._active_links.choose(broker, links)
         if link is not None:
             link.activate()
@@ -307,16 +309,16 @@ class BrokerPool:
         self.flush_soon()  # Batches in flight there go to others.
 
     def _seek(self, lost: BrokerLink) -> None:
-        """Look for a broker at other addresses, as its last connection is lost."""
+        """Seek a broker at other addresses, as its last connection is lost."""
         for link in self.links:
             is_other = link is not lost and link.connection is None
             if is_other and (link.queue is lost.queue or not link.queue.broker_id):
                 link.hasten()
         if self._discovery is not None:
-            self._discovery.look_again()
+            self._discovery.poll_now()
 
     def _on_refused(self, link: BrokerLink) -> None:
-        if self._has_searched and all(each.refusal is not None for each in self.links):
+        if self._has_searched and all(other.refusal is not None for other in self.links):
             self.refusal = link.refusal
             self.attempted.set()
             assert link.refusal is not None
@@ -336,15 +338,15 @@ class BrokerPool:
 
     # Health checks.
 
-    def _look_later(self) -> None:
-        self._look = self._loop.call_later(self._answer_timeout_s / 2, self._look_at_all)
+    def _check_later(self) -> None:
+        self._check_timer = self._loop.call_later(self._answer_timeout_s / 2, self._check_all)
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         """Check which brokers have answered since the last check, and which are of no use."""
         active = list(self._active.values())
-        answering = [each for each in active if not each.queue.is_slow]
+        answering = [link for link in active if not link.queue.is_slow]
         for link in active:
-            link.look(may_cut=any(each is not link for each in answering))
+            link.check_answers(may_cut=any(other is not link for other in answering))
         for broker in list(self._accumulator.brokers):
             self._remove_unused(broker)
-        self._look_later()
+        self._check_later()

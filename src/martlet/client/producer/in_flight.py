@@ -97,7 +97,7 @@ class ProducerBatch:
     @property
     def is_done(self) -> bool:
         """Whether all its messages have their outcome."""
-        return all(each.future.done() for each in self.pendings)
+        return all(pending.future.done() for pending in self.pendings)
 
     def move_to(self, broker: InFlightQueue) -> None:
         """Turn it into a SEND of another broker, with another number."""
@@ -119,7 +119,7 @@ class ProducerBatch:
             if len(first.bodies) == 1:
                 return commands.publish(first.topic, first.bodies[0])
             return commands.publish_many(first.topic, first.bodies)
-        bodies = list(chain.from_iterable([each.bodies for each in pendings]))
+        bodies = list(chain.from_iterable([pending.bodies for pending in pendings]))
         return commands.publish_many(first.topic, bodies)
 
     def _sequence_fields(self, now_s: float) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class ProducerBatch:
                 if not pending.future.done():
                     pending.future.set_result(None)
             return
-        starts = accumulate([len(each.bodies) for each in self.pendings], initial=0)
+        starts = accumulate([len(pending.bodies) for pending in self.pendings], initial=0)
         for pending, result in zip(self.pendings, first.all_behind(starts)):  # noqa: B905, one more
             if not pending.future.done():
                 pending.future.set_result(result)
@@ -197,12 +197,12 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
     topic = pendings[0].topic
     if len(pendings) == 1 and (extras := pendings[0].extras) is not None:
         return commands.send(topic, pendings[0].bodies, fields, pack_entries(extras.entries))
-    bodies = list(chain.from_iterable([each.bodies for each in pendings]))
+    bodies = list(chain.from_iterable([pending.bodies for pending in pendings]))
     entries: list[bytes] = []
-    if any(each.extras is not None and each.extras.entries for each in pendings):
-        for each in pendings:
-            found = () if each.extras is None else each.extras.entries
-            entries += found or [b""] * len(each.bodies)
+    if any(pending.extras is not None and pending.extras.entries for pending in pendings):
+        for pending in pendings:
+            packed = () if pending.extras is None else pending.extras.entries
+            entries += packed or [b""] * len(pending.bodies)
     return commands.send(topic, bodies, fields, pack_entries(entries))
 
 
@@ -342,7 +342,7 @@ class InFlightQueue:
     def retry(self, batch: ProducerBatch) -> None:
         """Queue a SEND for a retry, in order of numbers."""
         index = next(
-            (at for at, each in enumerate(self.retries) if each.number > batch.number),
+            (at for at, retried in enumerate(self.retries) if retried.number > batch.number),
             len(self.retries),
         )
         self.retries.insert(index, batch)

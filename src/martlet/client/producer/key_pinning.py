@@ -155,15 +155,15 @@ class KeyPinning:
         for pin in self.pins.values():
             if pin.broker is broker:
                 pin.broker = None
-        self._place(waiting)
+        self._queue_all(waiting)
 
     def assign(self) -> None:
         """Pin what had no broker, now that there is one."""
         waiting = list(self.unassigned)
         self.unassigned.clear()
-        self._place(waiting)
+        self._queue_all(waiting)
 
-    def _place(self, waiting: Iterable[PendingPublish]) -> None:
+    def _queue_all(self, waiting: Iterable[PendingPublish]) -> None:
         for pending in waiting:
             key = pending.order_key
             assert key is not None
@@ -175,7 +175,7 @@ class KeyPinning:
             pending.fields is not None
             and pin.broker is not None
             and not pin.broker.takes_sends
-            and any(each.takes_sends for each in self._brokers)
+            and any(broker.takes_sends for broker in self._brokers)
         )
 
     def _release(self, key: OrderKey, pin: _Pin) -> None:
@@ -195,6 +195,6 @@ class KeyPinning:
         if pin.broker is None:
             brokers = self._brokers
             if pin.needs_sends:
-                brokers = [each for each in brokers if each.takes_sends] or brokers
+                brokers = [broker for broker in brokers if broker.takes_sends] or brokers
             pin.broker = broker_of_key(brokers, key)
         return self.unassigned if pin.broker is None else pin.broker.pinned

@@ -126,11 +126,11 @@ def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
     if are_fit(messages, max_bytes):
         return messages
     bodies, properties = split(messages, max_bytes)
-    bare = {id(each) for each in _distinct(properties) if not each}
+    bare = {id(one) for one in _distinct(properties) if not one}
     if not bare:
         return messages
     some = zip(messages, bodies, properties, strict=True)
-    return [body if id(each) in bare else message for message, body, each in some]
+    return [body if id(one) in bare else message for message, body, one in some]
 
 
 def _distinct(properties: Sequence[Properties]) -> Iterable[Properties]:
@@ -140,11 +140,11 @@ def _distinct(properties: Sequence[Properties]) -> Iterable[Properties]:
 
 async def check_all(messages: Sequence[Sendable], max_bytes: int) -> list[Sendable]:
     """Check messages as `checked` does, yielding to the event loop."""
-    found: list[Sendable] = []
+    accepted: list[Sendable] = []
     for start in range(0, len(messages), PIECE_MESSAGES):
-        found += checked(messages[start : start + PIECE_MESSAGES], max_bytes)
+        accepted += checked(messages[start : start + PIECE_MESSAGES], max_bytes)
         await asyncio.sleep(0)
-    return found
+    return accepted
 
 
 class Prepared(NamedTuple):
@@ -178,8 +178,8 @@ def prepare(
         entries = [packed] * len(bodies) if packed else []
         return Prepared(bodies, entries, bodies_bytes(bodies) + len(bodies) * len(packed))
     bodies, properties = split(messages, max_bytes)
-    known = {id(each): options.pack_with(each, more_headers) for each in _distinct(properties)}
-    entries = list(map(known.__getitem__, map(id, properties)))
+    packed_by_id = {id(one): options.pack_with(one, more_headers) for one in _distinct(properties)}
+    entries = list(map(packed_by_id.__getitem__, map(id, properties)))
     entries_bytes = sum(map(len, entries))
     return Prepared(bodies, entries if entries_bytes else (), bodies_bytes(bodies) + entries_bytes)
 
@@ -199,20 +199,20 @@ def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]
     is_lazy = not isinstance(messages, (list, tuple))
     ahead = min(max_count, _FIRST_AHEAD) if is_lazy else max_count
     iterator = iter(messages)
-    while part := list(islice(iterator, ahead)):
-        sizes = _sizes(part)
-        ends = [sum(sizes) + MPUB_EXTRA_BYTES * len(part)]
+    while some := list(islice(iterator, ahead)):
+        sizes = _sizes(some)
+        ends = [sum(sizes) + MPUB_EXTRA_BYTES * len(some)]
         if ends[0] <= max_bytes:
-            yield part
+            yield some
         else:
             ends = list(accumulate(size + MPUB_EXTRA_BYTES for size in sizes))
             start = passed = 0
-            while start < len(part):
+            while start < len(some):
                 end = max(start + 1, bisect_right(ends, passed + max_bytes))
-                yield part[start:end]
+                yield some[start:end]
                 start, passed = end, ends[end - 1]
         if is_lazy:
-            ahead = min(max_count, max(1, max_bytes * len(part) // ends[-1]))
+            ahead = min(max_count, max(1, max_bytes * len(some) // ends[-1]))
 
 
 def _sizes(messages: Sequence[Sendable]) -> list[int]:

@@ -194,11 +194,11 @@ def options_of(method: str, options: MessageKeywords) -> SendOptions:
     try:
         return SendOptions(**options)
     except TypeError:
-        known = [field.name for field in fields(SendOptions)]
+        names = [field.name for field in fields(SendOptions)]
         for name in options:
-            if name not in known:
+            if name not in names:
                 raise TypeError(
                     f"{method}() has no keyword argument {name!r}; its options are"
-                    f" {', '.join(known)}"
+                    f" {', '.join(names)}"
                 ) from None
         raise

@@ -257,8 +257,8 @@ class Producer(ProducerTransactions, ProducerRequests):
             PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
             PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
         """
-        given = options_of("publish_many", options)
-        return len(await self._many(topic, messages, given, self._publishing))
+        chosen = options_of("publish_many", options)
+        return len(await self._many(topic, messages, chosen, self._publishing))
 
     async def send(
         self, topic: str, message: Sendable, **options: Unpack[SendKeywords]
@@ -317,12 +317,12 @@ class Producer(ProducerTransactions, ProducerRequests):
             too slowly; nothing was sent. NotSupported, InvalidName, BadBody, BadProperties, Closed:
             as ``send``.
         """
-        given = options_of("send_oneway", options)
+        chosen = options_of("send_oneway", options)
         if self._hooks is None:
-            self._pool.send_oneway(self._pending(topic, (message,), given, self._sending))
+            self._pool.send_oneway(self._pending(topic, (message,), chosen, self._sending))
             return
         with self._hooks.observed(Publishing(topic, message)) as call:
-            pending = self._pending(topic, (message,), given, self._sending, call.headers)
+            pending = self._pending(topic, (message,), chosen, self._sending, call.headers)
             self._pool.send_oneway(pending)
 
     def _send(

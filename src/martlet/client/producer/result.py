@@ -84,16 +84,16 @@ class SendResults(Sequence[SendResult]):
         return self._ends[-1] if self._ends else 0
 
     @overload
-    def __getitem__(self, place: int) -> SendResult: ...
+    def __getitem__(self, index: int) -> SendResult: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
 
-    def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        number = place + len(self) if place < 0 else place
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"there are {len(self)} results, and none at {place}")
+            raise IndexError(f"there are {len(self)} results, and none at {index}")
         at = bisect_right(self._ends, number)
         return self._firsts[at].behind(number - (self._ends[at - 1] if at else 0))

@@ -33,7 +33,7 @@ def broker_of_key(brokers: Iterable[InFlightQueue], key: OrderKey) -> InFlightQu
     """Return the broker of a key, of those that are up."""
     return max(
         (broker for broker in brokers if broker.is_up),
-        key=lambda each: rank(each.home_name, key),
+        key=lambda broker: rank(broker.home_name, key),
         default=None,
     )
 

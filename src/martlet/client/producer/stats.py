@@ -73,4 +73,4 @@ class ProducerStats:
     @property
     def connected(self) -> int:
         """The number of brokers that accept messages."""
-        return sum(each.health is Health.CONNECTED for each in self.brokers)
+        return sum(broker.health is Health.CONNECTED for broker in self.brokers)

@@ -62,21 +62,21 @@ class ProducerRequests(ABC):
             message is to be delivered later. NotSupported, InvalidName, BadBody, BadProperties,
             PublishRefused, ConnectRefused, Closed: as ``send``.
         """
-        given = options_of("request", options)
-        if given.defer_ms is not None or given.deliver_at is not None:
+        chosen = options_of("request", options)
+        if chosen.defer_ms is not None or chosen.deliver_at is not None:
             raise ValueError("a request is delivered at once: leave out defer_ms and deliver_at")
-        timeout_s = REQUEST_TIMEOUT_S if given.timeout_s is None else given.timeout_s
+        timeout_s = REQUEST_TIMEOUT_S if chosen.timeout_s is None else chosen.timeout_s
         if not timeout_s > 0:
             raise ValueError(f"timeout_s={timeout_s} must be above 0")
         check_name(topic, "topic")
         self._check_open()
-        if given.headers is None:
-            given.headers = getattr(getattr(message, "properties", None), "headers", None)
-        check_headers(given.headers)
+        if chosen.headers is None:
+            chosen.headers = getattr(getattr(message, "properties", None), "headers", None)
+        check_headers(chosen.headers)
         if self._hooks is None:
-            return await self._request(topic, message, given, timeout_s)
+            return await self._request(topic, message, chosen, timeout_s)
         with self._hooks.requested(Requesting(topic, message)) as call:
-            call.reply = await self._request(topic, message, given, timeout_s)
+            call.reply = await self._request(topic, message, chosen, timeout_s)
         return call.reply
 
     async def _request(

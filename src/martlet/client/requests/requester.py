@@ -130,8 +130,8 @@ class Requester:
         self.fail(self._refusal)
 
     def _on_run(self, connection: Connection, run: MessageRun) -> None:
-        for place, (timestamp_ns, _attempts, _id, body) in enumerate(run.fields()):
-            packed = run.properties.get(place)
+        for index, (timestamp_ns, _attempts, _id, body) in enumerate(run.fields()):
+            packed = run.properties.get(index)
             self._on_reply(Reply(body, Properties.unpack(packed) if packed else NONE, timestamp_ns))
         connection.write(commands.finish_array(run.ids()))
 

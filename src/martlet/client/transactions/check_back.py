@@ -120,8 +120,8 @@ class CheckBackListener:
 
     async def _answer(self, connection: Connection, pending: PendingTransaction) -> None:
         try:
-            found = self._check(pending)
-            outcome = await found if inspect.isawaitable(found) else found
+            answer = self._check(pending)
+            outcome = await answer if inspect.isawaitable(answer) else answer
             if not isinstance(outcome, Outcome):
                 raise TypeError(f"a check returns an Outcome, not {outcome!r}")
         except Exception:

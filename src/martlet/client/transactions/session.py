@@ -40,7 +40,7 @@ def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> I
     It is found by the addresses, since the id of a broker that was never connected is not known.
     """
     key = ("%transaction", transaction_id)
-    link = max(links, key=lambda each: rank(str(each), key), default=None)
+    link = max(links, key=lambda link: rank(str(link), key), default=None)
     return None if link is None else link.queue
 
 
@@ -100,11 +100,11 @@ class PinnedSession:
     def _chosen(self, transaction_id: str) -> InFlightQueue | None:
         """Return the broker, if it is known by now."""
         links = self._pool.links
-        wanted = self._bound_to or self._broker
-        if not wanted:
+        name = self._bound_to or self._broker
+        if not name:
             return broker_of_transaction(links, transaction_id)
-        found = (each.queue for each in links if wanted in (str(each), each.queue.broker_id))
-        broker = next(found, None)
+        named = (link.queue for link in links if name in (str(link), link.queue.broker_id))
+        broker = next(named, None)
         if broker is None and self._pool.is_fixed and not self._bound_to:
             names = ", ".join(map(str, links))
             raise WrongBroker(f"there is no broker {self._broker!r}; there are {names}")

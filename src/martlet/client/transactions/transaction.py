@@ -169,12 +169,12 @@ class Transaction:
             WrongBroker: messages with this order key go to another broker. NotSupported: the broker
             is no Martlet broker.
         """
-        given = _checked(options)
+        chosen = _checked(options)
         if self._hooks is None:
-            await self._add_one(topic, message, given)
+            await self._add_one(topic, message, chosen)
             return
         with self._hooks.observed(Publishing(topic, message)) as call:
-            await self._add_one(topic, message, given, call.headers)
+            await self._add_one(topic, message, chosen, call.headers)
 
     async def publish_many(
         self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
@@ -183,11 +183,11 @@ class Transaction:
 
         Raises as `publish`; some of them may be stored then.
         """
-        given = _checked(options)
+        chosen = _checked(options)
         if self._hooks is None:
-            return await self._add_all(topic, messages, given, None)
+            return await self._add_all(topic, messages, chosen, None)
         with self._hooks.observed(Publishing(topic)) as call:
-            return await self._add_all(topic, messages, given, call)
+            return await self._add_all(topic, messages, chosen, call)
 
     def add(
         self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
@@ -199,14 +199,14 @@ class Transaction:
 
         Raises InvalidName, BadBody, BadProperties, TransactionEnded and WrongBroker as `publish`.
         """
-        given = _checked(options)
+        chosen = _checked(options)
         if self._hooks is None:
             for bodies, properties in self._pieces(messages, None):
-                self._put(topic, bodies, properties, given, NO_HEADERS, None)
+                self._put(topic, bodies, properties, chosen, NO_HEADERS, None)
             return
         with self._hooks.observed(Publishing(topic)) as call:
             for bodies, properties in self._pieces(messages, call):
-                self._put(topic, bodies, properties, given, call.headers, None)
+                self._put(topic, bodies, properties, chosen, call.headers, None)
 
     async def _add_all(
         self,
@@ -573,10 +573,10 @@ class Transaction:
 
 
 def _checked(options: MessageKeywords) -> SendOptions:
-    given = options_of("publish", options)
-    if given.timeout_s is not None or not given.wait_store_ok:
+    chosen = options_of("publish", options)
+    if chosen.timeout_s is not None or not chosen.wait_store_ok:
         raise ValueError("in a transaction a message has no timeout_s or wait_store_ok of its own")
-    return given
+    return chosen
 
 
 async def _all(futures: list[asyncio.Future[None]]) -> None:

@@ -68,10 +68,10 @@ class ActiveLinks(Generic[BrokerT, LinkT]):
         Returns:
             the link that becomes active; None if none does.
         """
-        connected = [(each.connection.features.epoch, each) for each in links if each.connection]
+        connected = [(link.connection.features.epoch, link) for link in links if link.connection]
         if not connected:
             return None
-        epoch, newest = max(connected, key=lambda each: each[0])
+        epoch, newest = max(connected, key=lambda epoch_and_link: epoch_and_link[0])
         active = self.of.get(broker)
         if active is None:
             self.of[broker] = newest

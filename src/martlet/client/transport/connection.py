@@ -372,11 +372,11 @@ class Connection(asyncio.BufferedProtocol):
     def _watch_after(self, seconds: float) -> None:
         self._watch = self._loop.call_later(seconds, self._check_silence, False)
 
-    def _check_silence(self, looked_again: bool) -> None:
+    def _check_silence(self, is_second_check: bool) -> None:
         left_s = self._received_at + self._silence_s - self._loop.time()
         if left_s > 0:
             self._watch_after(left_s)
-        elif not looked_again:
+        elif not is_second_check:
             # The application may have blocked the loop, so that input was not read yet.
             self._watch = self._loop.call_later(_GRACE_S, self._check_silence, True)
         else:

@@ -68,7 +68,8 @@ class Dialer:
         self.on_lost: Callable[[str, Exception], object] | None = None
         self._addresses = list(addresses)
         self._outages = {
-            each: Outage(f"cannot connect to {each}", f"connected to {each}") for each in addresses
+            address: Outage(f"cannot connect to {address}", f"connected to {address}")
+            for address in addresses
         }
         self._identity = identity
         self._backoff = backoff

@@ -46,7 +46,7 @@ Found = Callable[[list[Address], bool], None]
 class _Answer(NamedTuple):
     """The last answer of a daemon, and whether it was complete."""
 
-    found: list[Address]
+    brokers: list[Address]
     is_sound: bool
 
 
@@ -71,16 +71,16 @@ class Discovery:
         self._topic = topic
         self._poll_s = poll_s
         self._on_found = on_found
-        self._wanted = {url: asyncio.Event() for url in urls}
+        self._poll_now = {url: asyncio.Event() for url in urls}
         self._outages = {url: _outage(url) for url in urls}
         self._answers: dict[str, _Answer] = {}
         self._has_logged_none = False
         self._has_found = asyncio.Event()
 
-    def look_again(self) -> None:
+    def poll_now(self) -> None:
         """Poll at once, and again after pauses that double up to the interval."""
-        for wanted in self._wanted.values():
-            wanted.set()
+        for poll_now in self._poll_now.values():
+            poll_now.set()
 
     async def first_found(self) -> None:
         """Wait until a broker is found, or each daemon was polled once."""
@@ -90,60 +90,60 @@ class Discovery:
         """Poll until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                for url, wanted in self._wanted.items():
-                    group.create_task(self._watch_one(url, wanted), name=f"martlet lookup {url}")
+                for url, poll_now in self._poll_now.items():
+                    group.create_task(self._watch_one(url, poll_now), name=f"martlet lookup {url}")
         finally:
             self._has_found.set()
 
-    async def _watch_one(self, url: str, wanted: asyncio.Event) -> None:
+    async def _watch_one(self, url: str, poll_now: asyncio.Event) -> None:
         soon_s = inf
         while True:
-            wanted.clear()
+            poll_now.clear()
             self._answers[url] = await self._ask(url)
             self._notify()
             await asyncio.sleep(MIN_PAUSE_S)
             pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
             try:
                 async with asyncio.timeout(max(0.0, min(soon_s, pause_s) - MIN_PAUSE_S)):
-                    await wanted.wait()
+                    await poll_now.wait()
                 soon_s = 2 * MIN_PAUSE_S
             except TimeoutError:
                 soon_s *= 2
 
     def _notify(self) -> None:
         answers = self._answers.values()
-        found = dict.fromkeys(address for answer in answers for address in answer.found)
-        is_complete = len(self._answers) == len(self._wanted)
+        brokers = dict.fromkeys(address for answer in answers for address in answer.brokers)
+        is_complete = len(self._answers) == len(self._poll_now)
         is_sound = is_complete and all(answer.is_sound for answer in answers)
-        if is_sound and not found and not self._has_logged_none:
+        if is_sound and not brokers and not self._has_logged_none:
             what = "broker" if self._topic is None else f"broker with topic {self._topic!r}"
             logger.warning(
-                "%s: no %s is known there; looking again every %g s",
-                ", ".join(self._wanted),
+                "%s: no %s is known there; polling again every %g s",
+                ", ".join(self._poll_now),
                 what,
                 self._poll_s,
             )
-        self._has_logged_none = is_sound and not found
-        self._on_found(list(found), is_sound)
-        if found or is_complete:
+        self._has_logged_none = is_sound and not brokers
+        self._on_found(list(brokers), is_sound)
+        if brokers or is_complete:
             self._has_found.set()
 
     async def _ask(self, url: str) -> _Answer:
         """Return the brokers that one daemon knows."""
         try:
             if self._topic is None:
-                known = await _get(f"{url}/nodes")
+                answer = await _get(f"{url}/nodes")
             else:
-                known = await _get(f"{url}/lookup", topic=self._topic)
-            producers = list(known.get("producers") or ())
+                answer = await _get(f"{url}/lookup", topic=self._topic)
+            producers = list(answer.get("producers") or ())
         except _UNREADABLE as error:
             self._outages[url].failed(_reason(error))
             return _Answer([], False)
         self._outages[url].over()
-        found: dict[Address, None] = {}
+        brokers: dict[Address, None] = {}
         for producer in producers[:MAX_BROKERS]:
             try:
-                found[_address(producer)] = None
+                brokers[_address(producer)] = None
             except _UNREADABLE as error:
                 logger.warning("the lookup daemon at %s names an unusable broker: %r", url, error)
         if len(producers) > MAX_BROKERS:
@@ -153,7 +153,7 @@ class Discovery:
                 len(producers),
                 MAX_BROKERS,
             )
-        return _Answer(list(found), len(found) == len(producers))
+        return _Answer(list(brokers), len(brokers) == len(producers))
 
 
 class KnownTopics:
@@ -172,15 +172,15 @@ class KnownTopics:
         self._connect_s = connect_s
         self._answer_s = answer_s
 
-    async def look(self) -> list[str]:
+    async def poll(self) -> list[str]:
         """Return the topics of all daemons that answer, sorted."""
         answers = await asyncio.gather(*map(self._ask, self._outages))
         return sorted({name for names in answers for name in names})
 
     async def _ask(self, url: str) -> list[str]:
         try:
-            known = await _get(f"{url}/topics", connect_s=self._connect_s, answer_s=self._answer_s)
-            names = [str(name) for name in known.get("topics", ())]
+            answer = await _get(f"{url}/topics", connect_s=self._connect_s, answer_s=self._answer_s)
+            names = [str(name) for name in answer.get("topics", ())]
         except _UNREADABLE as error:
             self._outages[url].failed(_reason(error))
             return []
@@ -212,9 +212,9 @@ async def _get(
                     raise OSError(unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
                 return {}
             response.raise_for_status()
-            known: dict[str, Any] = await read_json(response, MAX_ANSWER_BYTES)
+            answer: dict[str, Any] = await read_json(response, MAX_ANSWER_BYTES)
             # Older daemons wrap the answer.
-            wrapped: dict[str, Any] = known.get("data", known)
+            wrapped: dict[str, Any] = answer.get("data", answer)
             return wrapped
     except aiohttp.ClientConnectorError as error:
         raise OSError(unreachable.reason(error.os_error, unreachable.LOOKUP_DAEMON)) from error

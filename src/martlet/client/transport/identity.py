@@ -97,8 +97,10 @@ class Identity:
         auth_secret: str | bytes | None,
     ) -> Identity:
         """Return a copy with the given fields."""
-        given = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
-        changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+        choices = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
+        changes: dict[str, Any] = {
+            name: choice for name, choice in choices.items() if choice is not None
+        }
         return replace(self, **changes) if changes else self
 
     @property

@@ -14,8 +14,8 @@ def carry(run: MessageRun, block: Block, first: int) -> bool:
     """
     start, stop = block.numbers.searchsorted((first, first + run.count)).tolist()
     if start < stop:
-        places = (block.numbers[start:stop] - first).tolist()
-        run.properties = {place: bytes(block.entry(at)) for at, place in enumerate(places, start)}
+        indexes = (block.numbers[start:stop] - first).tolist()
+        run.properties = {index: bytes(block.entry(at)) for at, index in enumerate(indexes, start)}
     return bool(stop == len(block))
 
 

@@ -289,7 +289,7 @@ async def test_another_broker_at_the_address_gets_none_of_the_numbered_sends() -
             await send
         assert (await producer.send("t", b"y")).offset == 0
         assert len(after.log.bodies) == 1
-        producer._pool._look_at_all()
+        producer._pool._check_all()
         assert len(producer._accumulator.brokers) == 1
 
 
@@ -362,12 +362,12 @@ async def test_lookup_daemons_are_polled_again_soon_after_a_lost_connection(
         return discovery._Answer([], True)
 
     monkeypatch.setattr(Discovery, "_ask", ask)
-    looking = Discovery(None, ["127.0.0.1:1"], 60.0, lambda _found, _is_all: None)
-    watch = asyncio.create_task(looking.watch())
+    search = Discovery(None, ["127.0.0.1:1"], 60.0, lambda _found, _is_all: None)
+    watch = asyncio.create_task(search.watch())
     await until(lambda: polls == 1)
     await asyncio.sleep(0.1)
     assert polls == 1
-    looking.look_again()
+    search.poll_now()
     await until(lambda: polls >= 4)
     watch.cancel()
 

@@ -154,7 +154,7 @@ async def test_a_slow_daemon_does_not_delay_the_others() -> None:
         watch = asyncio.create_task(search.watch())
         await search.first_found()
         assert found == [([Address("b", 4150)], False)]
-        search.look_again()
+        search.poll_now()
         await until(lambda: asked == 2)
         watch.cancel()
         await asyncio.wait([watch])
@@ -191,7 +191,7 @@ async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptu
         nonlocal looks
         assert is_all
         looks += 1
-        search.look_again()
+        search.poll_now()
 
     async with not_found(*answers) as address, asyncio.timeout(discovery.ANSWER_S):
         search = Discovery("typo", [address], 60.0, found)
@@ -199,7 +199,7 @@ async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptu
         await until(lambda: looks == len(answers))
         watch.cancel()
         await asyncio.wait([watch])
-    line = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
+    line = f"http://{address}: no broker with topic 'typo' is known there; polling again every 60 s"
     assert caplog.messages == [line, line], "once before there was one, and once after that"
 
 
@@ -210,7 +210,7 @@ async def test_a_daemon_that_does_not_list_topics_is_logged_once(
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         known = KnownTopics([address])
-        assert [await known.look() for _ in range(3)] == [[], [], []]
+        assert [await known.poll() for _ in range(3)] == [[], [], []]
     assert len(caplog.messages) == 1
     assert f"{address} does not answer: connection refused" in caplog.text
 
