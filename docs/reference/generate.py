@@ -34,7 +34,7 @@ from martlet import schema
 from martlet.cli.main import COMMANDS, main
 from martlet.client.admin.methods import DeclaredMethod
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
-from martlet.schema.access_table import CALLS
+from martlet.schema.access import CALLS
 from martlet.schema.operation import Operation, OperationAnswer
 from martlet.schema.read import answer_in, fields_of, help_of, must_be
 from martlet.server.http.access import ROUTES

@@ -2,7 +2,7 @@
 
 Servers, clients, commands, pages and the reference derive from a declaration. A ground package: of
 Martlet it imports names alone. Start with `operation`, and `dead_letters` for an example. `access`
-has the classes of callers, `access_table` the class of each call that is not declared yet.
+has the classes of callers, and the class of each call that is not declared yet.
 
 A broker listens, and `martlet.client` is imported, before msgspec is: import a module of operations
 where one of them is used.

@@ -14,6 +14,7 @@ No class is for publishers: who may publish to a topic may not read it, nor chan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,3 +53,27 @@ TRANSACTIONAL = CallAccess(
     CallerClass.OWN, "who may publish to the topics of the transactions that it is about"
 )
 CLIENTS = CallAccess(CallerClass.CLIENTS, "any client")
+
+CALLS: Mapping[str, CallAccess] = {
+    "topic.fetch": READERS,
+    "channel.want": CONSUMERS,
+    **dict.fromkeys(
+        (
+            *("group.join", "group.assignment", "group.volunteer", "group.plan"),
+            *("group.release", "group.leave", "group.commit"),
+            *("group.fetch", "group.start", "group.dead", "group.follow"),
+        ),
+        MEMBERS,
+    ),
+    **dict.fromkeys(
+        ("message.later", "message.dead", "message.give_back", "message.started"), SUBSCRIBED
+    ),
+    **dict.fromkeys(("transaction.prepare", "transaction.checks"), TRANSACTIONAL),
+    "transaction.begin": CLIENTS,
+}
+"""The class of each call that is not declared as an operation."""
+
+
+def access_to_call(method: str) -> CallAccess:
+    """Return who may make a call; one that is not declared is for operators."""
+    return CALLS.get(method, OPERATORS)

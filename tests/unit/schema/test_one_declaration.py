@@ -16,8 +16,7 @@ from martlet.admin.inputs import ActionRefused, Inputs
 from martlet.cli import start
 from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.client import Admin, AdminError, sync
-from martlet.client.admin.methods import PagesMethod, listed
-from martlet.client.admin.operation_group import OperationGroup
+from martlet.client.admin.methods import OperationGroup, PagesMethod, listed
 from martlet.client.sync.admin import _SyncOperationGroup
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS

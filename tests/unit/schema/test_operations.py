@@ -16,7 +16,7 @@ from martlet.broker.topic.offset_reset import STARTS
 from martlet.broker.transactions.state import MAX_ID_LENGTH, MAX_NAME_LENGTH, TransactionState
 from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
-from martlet.schema.access_table import CALLS
+from martlet.schema.access import CALLS
 from martlet.schema.dead_letters import REASONS
 from martlet.schema.groups import RESETS
 from martlet.schema.kinds import MessageIds, Position, Text, TopicName

@@ -18,7 +18,7 @@ from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, json_line, laid_out, local_time, printable
 from martlet.client.admin import AdminError, TransactionAdmin
-from martlet.client.admin.transactions import ListedTransactions
+from martlet.client.admin.declared import ListedTransactions
 from martlet.options.flag import OptionError, option
 from martlet.schema import transactions as schema
 from martlet.text import MILLISECOND_NS, counted

@@ -27,11 +27,17 @@ from martlet.client.admin.channels import (
     ReplayResult,
     ShownBody,
 )
-from martlet.client.admin.dead_letters import DeadLetterAdmin, DeadLetterFilter
+from martlet.client.admin.declared import (
+    DeadLetterAdmin,
+    DeadLetterFilter,
+    DelayedAdmin,
+    GroupAdmin,
+    ResetPosition,
+    TraceAdmin,
+    TransactionAdmin,
+)
 from martlet.client.admin.decode import Described
-from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable
-from martlet.client.admin.groups import GroupAdmin, ResetPosition
 from martlet.client.admin.messages import KeyMatches, LogMessage, LogRead, MessageAdmin
 from martlet.client.admin.nodes import (
     Node,
@@ -53,8 +59,6 @@ from martlet.client.admin.stats import (
     TopicStats,
 )
 from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
-from martlet.client.admin.trace import TraceAdmin
-from martlet.client.admin.transactions import TransactionAdmin
 from martlet.schema.channels import EmptiedChannel
 from martlet.schema.counts import ChannelCounts, TopicCounts
 from martlet.schema.dead_letters import (

@@ -7,16 +7,18 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from martlet.client.admin.channels import ChannelAdmin
-from martlet.client.admin.dead_letters import DeadLetterAdmin
-from martlet.client.admin.delayed import DelayedAdmin
-from martlet.client.admin.groups import GroupAdmin
+from martlet.client.admin.declared import (
+    DeadLetterAdmin,
+    DelayedAdmin,
+    GroupAdmin,
+    TraceAdmin,
+    TransactionAdmin,
+)
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.messages import MessageAdmin
 from martlet.client.admin.nodes import LookupAdmin, NodeAdmin, ReplicaAdmin
 from martlet.client.admin.settings import AdminOptions, AdminSettings
 from martlet.client.admin.topics import TopicAdmin
-from martlet.client.admin.trace import TraceAdmin
-from martlet.client.admin.transactions import TransactionAdmin
 from martlet.client.keywords import apply_options
 
 

@@ -10,8 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import Described, Fields, named
-from martlet.client.admin.methods import at_each, called
-from martlet.client.admin.operation_group import OperationGroup, target
+from martlet.client.admin.methods import OperationGroup, at_each, called, target
 from martlet.client.admin.stats import ChannelStats
 from martlet.client.admin.topics import Policy, change_at_each, counted_at_each
 from martlet.schema.channels import CONFIGURE, RESTORE, EmptiedChannel

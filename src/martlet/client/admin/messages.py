@@ -19,8 +19,15 @@ from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.methods import Method, at_each, called, search_timeout_s
-from martlet.client.admin.operation_group import OperationGroup, id_text, target
+from martlet.client.admin.methods import (
+    Method,
+    OperationGroup,
+    at_each,
+    called,
+    id_text,
+    search_timeout_s,
+    target,
+)
 from martlet.properties.model import Properties
 from martlet.schema.messages import FIND, OFFSET, SearchByKey
 from martlet.schema.read import checked, read_answer

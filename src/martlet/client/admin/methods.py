@@ -30,8 +30,9 @@ from msgspec.structs import replace
 
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.errors import AdminError, AdminNotFound
-from martlet.client.admin.operation_group import BlockingOperationGroup, OperationGroup
 from martlet.client.errors import InvalidName
+from martlet.client.names import check_name
+from martlet.names import ID_RULE, is_message_id
 from martlet.schema.operation import Operation, OperationPage, OperationRequest
 from martlet.schema.read import (
     Refusal,
@@ -53,6 +54,31 @@ AwaitedT = TypeVar("AwaitedT")
 BlockingT = TypeVar("BlockingT")
 SumT = TypeVar("SumT", bound="Addend")
 PAGE_ITEMS = 1000
+
+
+class OperationGroup:
+    """Methods of `Admin` about one kind of thing.
+
+    Args:
+        http: queries the brokers.
+    """
+
+    def __init__(self, http: AdminHttp) -> None:
+        self._http = http
+
+
+class BlockingOperationGroup(ABC):
+    """The same, with methods that block."""
+
+    _http: AdminHttp
+
+    @abstractmethod
+    def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a coroutine of the asyncio client, which `ask` makes."""
+
+    @abstractmethod
+    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        """Iterate over items of the asyncio client."""
 
 
 class Addend(Protocol):
@@ -366,3 +392,22 @@ def _refused() -> Iterator[None]:
     except Refusal as refusal:
         kind = InvalidName if refusal.code == "BAD_NAME" else ValueError
         raise kind(str(refusal)) from None
+
+
+def target(topic: str, channel: str | None = None) -> dict[str, str]:
+    """Return the names of a topic or a channel as arguments. Raises InvalidName."""
+    names = {"topic": topic} | ({} if channel is None else {"channel": channel})
+    for kind, name in names.items():
+        check_name(name, kind)
+    return names
+
+
+def id_text(message_id: str | bytes) -> str:
+    """Return the id of a message as text; those of the client's messages are bytes.
+
+    Raises ValueError: it is no id.
+    """
+    text = message_id.decode("ascii", "replace") if isinstance(message_id, bytes) else message_id
+    if not is_message_id(text):
+        raise ValueError(f"{ID_RULE}: {text[:80]!r}")
+    return text

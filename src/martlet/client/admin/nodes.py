@@ -10,7 +10,7 @@ from typing import Any
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError
-from martlet.client.admin.operation_group import OperationGroup, target
+from martlet.client.admin.methods import OperationGroup, target
 from martlet.client.admin.stats import NodeStats, node_stats
 from martlet.client.copied_folder import Copies, Process, confirmed, copies_in
 

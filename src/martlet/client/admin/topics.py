@@ -9,8 +9,7 @@ from typing import Any, TypedDict, Unpack
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.methods import at_each
-from martlet.client.admin.operation_group import OperationGroup, target
+from martlet.client.admin.methods import OperationGroup, at_each, target
 from martlet.client.admin.stats import NodeStats, TopicStats, node_stats
 from martlet.schema.topics import CONFIGURE, DESCRIBE
 

@@ -7,18 +7,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from martlet.client.admin import admin as asynchronous
-from martlet.client.admin import (
-    channels,
-    dead_letters,
-    delayed,
-    groups,
-    messages,
-    nodes,
-    topics,
-    trace,
-    transactions,
-)
-from martlet.client.admin.operation_group import BlockingOperationGroup, OperationGroup
+from martlet.client.admin import channels, declared, messages, nodes, topics
+from martlet.client.admin.methods import BlockingOperationGroup, OperationGroup
 from martlet.client.sync.base import SyncProxy, like, next_of
 
 P = ParamSpec("P")
@@ -105,23 +95,23 @@ class MessageAdmin(_SyncOperationGroup, messages.MessageMethods):
     find = _awaited(messages.MessageAdmin.find)
 
 
-class GroupAdmin(_SyncOperationGroup, groups.GroupMethods):
+class GroupAdmin(_SyncOperationGroup, declared.GroupMethods):
     """`martlet.client.admin.GroupAdmin` with methods that block."""
 
 
-class DeadLetterAdmin(_SyncOperationGroup, dead_letters.DeadLetterMethods):
+class DeadLetterAdmin(_SyncOperationGroup, declared.DeadLetterMethods):
     """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
 
 
-class DelayedAdmin(_SyncOperationGroup, delayed.DelayedMethods):
+class DelayedAdmin(_SyncOperationGroup, declared.DelayedMethods):
     """`martlet.client.admin.DelayedAdmin` with methods that block."""
 
 
-class TransactionAdmin(_SyncOperationGroup, transactions.TransactionMethods):
+class TransactionAdmin(_SyncOperationGroup, declared.TransactionMethods):
     """`martlet.client.admin.TransactionAdmin` with methods that block."""
 
 
-class TraceAdmin(_SyncOperationGroup, trace.TraceMethods):
+class TraceAdmin(_SyncOperationGroup, declared.TraceMethods):
     """`martlet.client.admin.TraceAdmin` with methods that block."""
 
 

@@ -33,8 +33,7 @@ from martlet.broker.errors import (
 )
 from martlet.broker.policy import BadPolicy
 from martlet.http_requests import TOKEN_FLAG
-from martlet.schema.access import CallAccess, CallerClass
-from martlet.schema.access_table import access_to_call
+from martlet.schema.access import CallAccess, CallerClass, access_to_call
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:

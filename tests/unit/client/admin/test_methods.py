@@ -31,8 +31,7 @@ from martlet.client.admin import (
     methods,
 )
 from martlet.client.admin.http import AdminHttp
-from martlet.client.admin.methods import PagesMethod, at_each, listed
-from martlet.client.admin.operation_group import OperationGroup
+from martlet.client.admin.methods import OperationGroup, PagesMethod, at_each, listed
 from martlet.client.admin.settings import AdminSettings
 from martlet.schema.access import OPERATORS
 from martlet.schema.kinds import Limit, Text

@@ -6,8 +6,7 @@ from collections import Counter
 
 from docs.reference.generate import declared_operations
 
-from martlet.schema.access import OPERATORS, CallerClass
-from martlet.schema.access_table import CALLS, access_to_call
+from martlet.schema.access import CALLS, OPERATORS, CallerClass, access_to_call
 from martlet.testing import Broker
 
 OPERATIONS = declared_operations()
