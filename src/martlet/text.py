@@ -156,11 +156,11 @@ def visible(text: str) -> str:
 
 
 def shown_value(value: object, max_characters: int = 40) -> str:
-    """Return the beginning of a value of JSON, for the refusal of it. A list or an object is only
-    called so: it may be nested too deeply for repr.
+    """Return the beginning of a value of JSON, for the refusal of it. Of a list or an object only
+    the size is shown: it may be nested too deeply for repr.
     """
     if isinstance(value, list | tuple | dict):
-        return "an object" if isinstance(value, dict) else "a list"
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     # JSON can hold half a pair of surrogates, which an answer cannot.
     shown = str(value).encode("utf-8", "replace").decode()[:max_characters]
     return repr(shown) if isinstance(value, str) else shown

@@ -209,7 +209,7 @@ def test_every_module_keeps_to_the_order_of_the_packages() -> None:
     assert not found, "\n".join(found)
 
 
-def test_declared_operations_import_names_and_msgspec_alone() -> None:
+def test_declared_operations_import_names_texts_and_msgspec_alone() -> None:
     """So any package can use them, and they load fast."""
     strange = []
     for module, path in modules():
@@ -217,7 +217,9 @@ def test_declared_operations_import_names_and_msgspec_alone() -> None:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for imported in imports(tree, module, is_package=path.name == "__init__.py"):
                 top = imported.module.partition(".")[0]
-                is_own = imported.module.startswith(("martlet.schema", "martlet.names"))
+                is_own = imported.module.startswith(
+                    ("martlet.schema", "martlet.names", "martlet.text")
+                )
                 if not (is_own or top == "msgspec" or top in sys.stdlib_module_names):
                     strange.append(f"{module}:{imported.line}: {imported.module}")
     assert not strange, "\n".join(strange)

@@ -14,10 +14,10 @@ from msgspec import Struct, ValidationError, inspect
 from msgspec.structs import FieldInfo
 
 from martlet.schema.operation import OperationAnswer, OperationRequest
+from martlet.text import shown_value
 
 RequestT = TypeVar("RequestT", bound=OperationRequest)
 AnswerT = TypeVar("AnswerT")
-_SHOWN_CHARACTERS = 40
 
 
 class Refusal(ValueError):
@@ -269,7 +269,7 @@ def _refusal(name: str, field: FieldInfo, value: Any) -> Refusal:
         return Refusal(extra.get("code", "BAD_ARGUMENT"), f"{{{name}}}{rule}", value[:80])
     requirement = _must_be(kind)
     text = f"{{{name}}} must be {requirement}" if requirement else f"{{{name}}}{rule}"
-    return Refusal("BAD_ARGUMENT", f"{text}, not {_shown(value)}")
+    return Refusal("BAD_ARGUMENT", f"{text}, not {_literally(shown_value(value))}")
 
 
 def _fits(value: object, kind: inspect.Type) -> bool:
@@ -297,15 +297,6 @@ def _must_be(kind: inspect.Type) -> str:
             return f"an object of at most {limit} fields{values}"
         case _:
             return "an object"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | dict):  # It may be nested too deeply for repr.
-        return (
-            f"a list of {len(value)}" if isinstance(value, list) else f"an object of {len(value)}"
-        )
-    shown = _characters(str(value))[:_SHOWN_CHARACTERS]
-    return _literally(repr(shown) if isinstance(value, str) else shown)
 
 
 def _literally(text: str) -> str:

@@ -73,7 +73,7 @@ async def test_consumers_take_settings_and_keywords() -> None:
     assert (pull._settings.limits.max_messages, pull._settings.limits.max_bytes) == (3, 9)
     each = BroadcastConsumer("t", offsets=None, retry=Backoff(), auto_commit=False)
     assert not each._settings.auto_commit
-    assert blocking.Consumer("t", "c", max_in_flight=6)._consumer.max_in_flight == 6
+    assert blocking.Consumer("t", "c", max_in_flight=6)._model.max_in_flight == 6
 
 
 @pytest.mark.parametrize(

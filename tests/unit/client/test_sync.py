@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
+from typing import cast
 
 import pytest
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
 
 from martlet.client import Closed, ConnectionLost, Hooks, Message, PublishTimeout
-from martlet.client.sync import Consumer, Producer
+from martlet.client.sync import Admin, Consumer, Producer
 from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 
@@ -240,3 +241,19 @@ def test_a_function_that_fails_does_not_hold_up_others() -> None:
     thread.post(done.append, 1)
     thread.call(asyncio.sleep(0))
     assert done == [1]
+
+
+def test_items_that_are_left_in_the_loop_do_not_wait_for_it() -> None:
+    """As where the garbage collector ends their iterator there."""
+
+    async def items() -> AsyncGenerator[int]:
+        yield 1
+        yield 2
+
+    async def leave(iterator: Generator[int]) -> None:
+        iterator.close()
+
+    with Admin("127.0.0.1:9") as admin:
+        iterator = cast("Generator[int]", admin.topics._iterated(items()))
+        assert next(iterator) == 1
+        loop_thread().call(leave(iterator))

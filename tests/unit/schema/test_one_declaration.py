@@ -132,7 +132,7 @@ async def test_the_call_and_both_clients_have_it(monkeypatch: pytest.MonkeyPatch
 
 def block_in(address: str) -> tuple[str, str]:
     with sync.Admin(address) as blocking:
-        group = BlockingPaintAdmin(blocking, PaintAdmin(blocking._asynchronous.http))
+        group = BlockingPaintAdmin(blocking, PaintAdmin(blocking._model.http))
         (page,) = group.pages("t", "c", color="blue")
         return page.items[0].color, group.show("t", "c", color="red").joined()[0].color
 

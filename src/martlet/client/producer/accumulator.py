@@ -22,6 +22,7 @@ family stay in order.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -43,6 +44,7 @@ from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
 from martlet.client.transport.backoff import Backoff
 from martlet.names import PUBLISH_AGAIN, PutStatus
+from martlet.properties.model import PRODUCER_BYTES
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses the entire command."""
@@ -122,7 +124,8 @@ class Accumulator:
 
     def add_broker(self, name: str) -> InFlightQueue:
         """Add a broker by its address, not connected yet."""
-        broker = InFlightQueue(name, self._limits, is_idempotent=self._is_idempotent)
+        producer = os.urandom(PRODUCER_BYTES) if self._is_idempotent else b""
+        broker = InFlightQueue(name, self._limits, producer)
         self.brokers.append(broker)
         return broker
 

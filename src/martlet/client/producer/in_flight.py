@@ -17,11 +17,11 @@ number lower by 64 or more has no answer: the broker could not recognise its rep
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.producer.limits import Limits
@@ -29,37 +29,20 @@ from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.result import SendResult
 from martlet.names import PutStatus
 from martlet.properties.block import pack_entries
-from martlet.properties.model import PRODUCER_BYTES
 from martlet.protocol.nsq import commands
+
+if TYPE_CHECKING:
+    from martlet.client.producer.accumulator import Accumulator
 
 MAX_UNANSWERED = 64
 _OK = b"OK"
 _STORED = frozenset(PutStatus)
 
 
-class BatchOwner(Protocol):
-    """Handlers of the broker's answer to a batch."""
-
-    def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
-        """Handle that the broker has stored it, though perhaps less safely than wanted."""
-
-    def declined(self, batch: ProducerBatch, error: Refused) -> None:
-        """Handle that the broker could not store it; the connection stays."""
-
-    def refused(self, batch: ProducerBatch, error: Refused) -> None:
-        """Handle that the broker has refused it, and closes the connection."""
-
-    def lost_track(self, batch: ProducerBatch, error: PublishUnclear) -> None:
-        """Handle an unintelligible answer."""
-
-
 class ProducerBatch:
     """Messages of one topic that go to a broker as one command, and get its one answer.
 
     Attributes:
-        broker: the target.
-        pendings: the messages.
-        message_count, size_bytes: of all messages.
         number: the sequence number of a SEND at its broker; 0 for other commands.
         is_refused: whether the broker has answered that it did not store it.
         is_split: whether to retry it as one command for each of its pending messages.
@@ -81,7 +64,7 @@ class ProducerBatch:
         "stored",
     )
 
-    def __init__(self, owner: BatchOwner, broker: InFlightQueue, pending: PendingPublish) -> None:
+    def __init__(self, owner: Accumulator, broker: InFlightQueue, pending: PendingPublish) -> None:
         self._owner = owner
         self._first_sent_s: float | None = None
         self.broker = broker
@@ -219,85 +202,58 @@ def _result(fields: dict[str, Any], broker: str) -> SendResult:
     )
 
 
+@dataclass(eq=False, slots=True)
 class InFlightQueue:
     """One broker, as the accumulator sees it: batches in flight there, and messages waiting for it.
 
-    Attributes:
-        name: the address at which the broker is, or was last.
-        broker_id: its id, by which it is recognised at another address; empty until it is known,
-            and of brokers that tell none.
-        has_replicas: whether it goes on at another address when its process ends.
-        producer: the id of this producer at this broker, since two addresses may lead to one broker
-            that tells no id; empty if SENDs are not idempotent.
-        batches: sent and not answered, the oldest first; the broker answers in this order.
-        message_count, size_bytes: of those.
-        retries: SENDs with a number that are to be sent again, by number.
-        pinned: messages whose order key is pinned to this broker, waiting.
-        is_up: whether the broker is connected.
-        takes_sends: whether it is a Martlet broker, as far as is known.
-        is_held: whether nothing may be sent until all batches in flight are answered.
-        is_on_trial: whether the next batch must go alone, since the broker refused the last.
-        is_slow: whether to prefer others, since this one has not answered for long.
-        turn: the number of the choice at which it was last chosen.
-        stored_count: messages that the broker has stored.
-        refused_count: messages that it has refused.
-        lost_count: messages that were in flight when the connection was lost.
-        refusals: batches refused since it last stored one.
-        on_answer: called when the broker has answered.
+    Its producer id is its own, since two addresses may lead to one broker that tells no id.
     """
 
-    __slots__ = (
-        "_limits",
-        "_numbered",
-        "batches",
-        "broker_id",
-        "has_replicas",
-        "is_held",
-        "is_on_trial",
-        "is_slow",
-        "is_up",
-        "lost_count",
-        "message_count",
-        "name",
-        "on_answer",
-        "pinned",
-        "producer",
-        "refusals",
-        "refused_count",
-        "retries",
-        "sequence",
-        "size_bytes",
-        "stored_count",
-        "takes_sends",
-        "turn",
-    )
-
-    def __init__(self, name: str, limits: Limits, *, is_idempotent: bool = True) -> None:
-        self.name = name
-        self.broker_id = ""
-        self.has_replicas = False
-        self.producer = os.urandom(PRODUCER_BYTES) if is_idempotent else b""
-        self._limits = limits
-        self.batches: deque[ProducerBatch] = deque()
-        self.message_count = 0
-        self.size_bytes = 0
-        self.retries: deque[ProducerBatch] = deque()
-        self.sequence = 0
-        """The last number given to a SEND."""
-        self._numbered: dict[int, ProducerBatch] = {}
-        """The unanswered SENDs, by number."""
-        self.pinned: deque[PendingPublish] = deque()
-        self.is_up = False
-        self.takes_sends = False
-        self.is_held = False
-        self.is_on_trial = False
-        self.is_slow = False
-        self.turn = 0
-        self.stored_count = 0
-        self.refused_count = 0
-        self.lost_count = 0
-        self.refusals = 0
-        self.on_answer: Callable[[], None] = lambda: None
+    name: str
+    """The address at which the broker is, or was last."""
+    limits: Limits
+    producer: bytes
+    """The id of this producer at this broker; empty if SENDs are not idempotent."""
+    broker_id: str = ""
+    """The broker's id, by which it is recognised at another address; empty until it is known, and
+    of brokers that tell none.
+    """
+    has_replicas: bool = False
+    """Whether it goes on at another address when its process ends."""
+    batches: deque[ProducerBatch] = field(default_factory=deque)
+    """Sent and not answered, the oldest first; the broker answers in this order."""
+    message_count: int = 0
+    """Messages in flight."""
+    size_bytes: int = 0
+    """Their bytes."""
+    retries: deque[ProducerBatch] = field(default_factory=deque)
+    """SENDs with a number that are to be sent again, by number."""
+    sequence: int = 0
+    """The last number given to a SEND."""
+    pinned: deque[PendingPublish] = field(default_factory=deque)
+    """Messages whose order key is pinned to this broker, waiting."""
+    is_up: bool = False
+    """Whether the broker is connected."""
+    takes_sends: bool = False
+    """Whether it is a Martlet broker, as far as is known."""
+    is_held: bool = False
+    """Whether nothing may be sent until all batches in flight are answered."""
+    is_on_trial: bool = False
+    """Whether the next batch must go alone, since the broker refused the last."""
+    is_slow: bool = False
+    """Whether to prefer others, since this one has not answered for long."""
+    turn: int = 0
+    """The number of the choice at which it was last chosen."""
+    stored_count: int = 0
+    refused_count: int = 0
+    lost_count: int = 0
+    """Messages that were in flight when the connection was lost."""
+    refusals: int = 0
+    """Batches refused since it last stored one."""
+    on_answer: Callable[[], None] = lambda: None
+    """Called when the broker has answered."""
+    _numbered: dict[int, ProducerBatch] = field(default_factory=dict)
+    """The unanswered SENDs, by number."""
 
     @property
     def home_name(self) -> str:
@@ -315,7 +271,7 @@ class InFlightQueue:
         With nothing in flight everything may, or messages above a limit would wait for ever.
         """
         size_bytes = self.size_bytes
-        limits = self._limits
+        limits = self.limits
         return not size_bytes or (
             size_bytes + pending.size_bytes <= limits.max_in_flight_bytes
             and self.message_count + len(pending.bodies) <= limits.max_in_flight_messages

@@ -13,33 +13,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
 from martlet.client.producer.pending import OrderKey, PendingPublish
 from martlet.client.producer.routing import broker_of_key
 
 
+@dataclass(eq=False, slots=True)
 class _Pin:
-    """Where a key is pinned.
+    """The messages of a key that are not answered, and the broker to which it is pinned."""
 
-    Attributes:
-        broker: None while none is connected.
-        needs_sends: whether it has to be a Martlet broker.
-        count: how many of its pending messages are unanswered.
-        in_flight: how many of these are sent.
-        send: the SEND in flight.
-        held: what waits until nothing of the key is in flight.
-    """
-
-    __slots__ = ("broker", "count", "held", "in_flight", "needs_sends", "send")
-
-    def __init__(self) -> None:
-        self.broker: InFlightQueue | None = None
-        self.needs_sends = False
-        self.count = 0
-        self.in_flight = 0
-        self.send: ProducerBatch | None = None
-        self.held: deque[PendingPublish] = deque()
+    broker: InFlightQueue | None = None
+    """None while none is connected."""
+    needs_sends: bool = False
+    """Whether it has to be a Martlet broker."""
+    count: int = 0
+    """Unanswered messages of the key."""
+    in_flight: int = 0
+    """How many of these are sent."""
+    send: ProducerBatch | None = None
+    """The SEND in flight."""
+    held: deque[PendingPublish] = field(default_factory=deque)
+    """Messages that wait until nothing of the key is in flight."""
 
 
 class KeyPinning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from martlet.client.errors import Refused
@@ -64,32 +65,25 @@ class Extras(NamedTuple):
     entries: Sequence[bytes] = ()
 
 
+@dataclass(eq=False, slots=True)
 class Trouble:
-    """The failed tries of messages so far.
+    """The failed tries of messages so far."""
 
-    Attributes:
-        failures: the number of failed tries.
-        refusals: the number of brokers that could not store them.
-        refusal: the last refusal.
-        is_suspect: whether a broker may have closed the connection because of them: they are sent
-            alone, and nothing after them until they are answered, so that the answer is not lost.
+    failures: int = 0
+    refusals: int = 0
+    """The number of brokers that could not store them."""
+    refusal: Refused | None = None
+    """The last of these."""
+    is_suspect: bool = False
+    """Whether a broker may have closed the connection because of them: they are sent alone, and
+    nothing after them until they are answered, so that the answer is not lost.
     """
-
-    __slots__ = ("failures", "is_suspect", "refusal", "refusals")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.refusals = 0
-        self.refusal: Refused | None = None
-        self.is_suspect = False
 
 
 class PendingPublish:
     """Messages published together, and the future of their acknowledgement.
 
     Attributes:
-        topic: their topic.
-        bodies: their bodies.
         size_bytes: their size in a command.
         future: gets the result of the first one; None from a PUB, MPUB or DPUB.
         deadline_s: when they time out, by the event loop's clock.

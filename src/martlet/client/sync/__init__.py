@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.client.sync.consumer import Batch, Consumer
 from martlet.client.sync.group import BroadcastConsumer, PullConsumer, PulledBatch
-from martlet.client.sync.producer import Producer
-from martlet.client.sync.transaction import Transaction
+from martlet.client.sync.producer import Producer, Transaction
 
 if TYPE_CHECKING:
     from martlet.client.sync.admin import Admin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from typing import cast
@@ -38,11 +39,7 @@ class PostedAnswers:
 
     def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
         """Requeue the message with a delay."""
-        if self._thread.is_current:
-            self._requeue(message_id, delay_ms, backoff)  # The consumer gives it back.
-            return
-        self._thread.check()
-        self._thread.post(self._requeue, message_id, delay_ms, backoff)
+        self._post(partial(self.answers.requeue, message_id, delay_ms, backoff=backoff))
 
     @property
     def max_message_bytes(self) -> int:
@@ -51,15 +48,7 @@ class PostedAnswers:
 
     def reply(self, reply: OutgoingReply, message_id: bytes | None = None) -> None:
         """Send a reply, and finish its request once it is stored."""
-        call = partial(copy_context().run, self.answers.reply, reply, message_id)
-        if self._thread.is_current:
-            call()
-            return
-        self._thread.check()
-        self._thread.post(call)
-
-    def _requeue(self, message_id: bytes, delay_ms: int, backoff: bool) -> None:
-        self.answers.requeue(message_id, delay_ms, backoff=backoff)
+        self._post(partial(copy_context().run, self.answers.reply, reply, message_id))
 
     @property
     def are_extended(self) -> bool:
@@ -69,8 +58,7 @@ class PostedAnswers:
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
         """Requeue the message with the text of the error."""
         self._thread.check()
-        call = partial(self.answers.later, message_id, error, backoff=backoff, **delay)
-        self._thread.post(call)
+        self._thread.post(partial(self.answers.later, message_id, error, backoff=backoff, **delay))
 
     def reject(self, message_id: bytes, reason: str, error: str) -> None:
         """Have the message become a dead letter."""
@@ -84,20 +72,20 @@ class PostedAnswers:
 
     def give_back_one(self, message_id: bytes) -> None:
         """Have the message delivered to others."""
-        call = partial(self.answers.give_back_one, message_id, is_started=self.is_handed_out)
-        if self._thread.is_current:
-            call()
-            return
-        self._thread.check()
-        self._thread.post(call)
+        is_started = self.is_handed_out
+        self._post(partial(self.answers.give_back_one, message_id, is_started=is_started))
 
     def touch(self, message_id: bytes) -> None:
         """Touch the message."""
+        self._post(partial(self.answers.touch, message_id))
+
+    def _post(self, answer: Callable[[], object]) -> None:
+        """Answer in the loop: at once where the consumer itself does, in the loop's thread."""
         if self._thread.is_current:
-            self.answers.touch(message_id)  # The consumer touches held messages.
-            return
-        self._thread.check()
-        self._thread.post(self.answers.touch, message_id)
+            answer()
+        else:
+            self._thread.check()
+            self._thread.post(answer)
 
 
 def posted(message: Message, thread: LoopThread) -> Message:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import update_wrapper, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from martlet.client.consumer.base import ConsumerBase
 from martlet.client.errors import Closed
@@ -16,13 +17,26 @@ from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ModelT = TypeVar("ModelT")
+T_co = TypeVar("T_co", covariant=True)
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any])
 
 
-class SyncProxy(ABC):
+class Blocking(ABC, Generic[ModelT]):
+    """An object with methods that wait for those of an asyncio object, in its loop's thread."""
+
+    _model: ModelT
+
+    @abstractmethod
+    def _entered(self) -> LoopThread:
+        """The loop's thread. Raises Closed where it cannot be called."""
+
+
+class SyncProxy(Blocking[ModelT]):
     """An object that runs in the event loop of another thread between ``with`` and its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: ModelT) -> None:
+        self._model = model
         self._thread: LoopThread | None = None
 
     @abstractmethod
@@ -64,16 +78,12 @@ def like(
     return wear
 
 
-class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
+class SyncConsumerBase(SyncProxy[ConsumerT]):
     """A consumer in the event loop's thread, for use in any other thread.
 
     Callbacks, such as ``on_stall`` and ``on_assigned``, run in the event loop's thread: they must
     return soon, and cannot call the consumer.
     """
-
-    def __init__(self, consumer: ConsumerT) -> None:
-        super().__init__()
-        self._consumer = consumer
 
     def __enter__(self) -> Self:
         """Connect.
@@ -82,7 +92,7 @@ class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
             SubscribeRefused, ConnectRefused: a broker refuses this client. Closed: it was connected
             before; make a new one.
         """
-        self._enter(self._consumer.__aenter__())
+        self._enter(self._model.__aenter__())
         return self
 
     def _ask(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -108,7 +118,7 @@ class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
 
     async def _close(self, besides: tuple[asyncio.Task[object], ...]) -> None:
         await asyncio.sleep(0)  # Earlier posts are written by now.
-        await self._consumer._close(besides)
+        await self._model._close(besides)
 
 
 def called(
@@ -118,19 +128,19 @@ def called(
 
     @wraps(model)
     def method(consumer: SyncConsumerBase[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
-        return consumer._ask(model, consumer._consumer, *arguments, **named)
+        return consumer._ask(model, consumer._model, *arguments, **named)
 
     return method
 
 
 def awaited(
     model: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncConsumerBase[Any], P], T]:
-    """Make a method that waits for the asyncio consumer's coroutine of the same name."""
+) -> Callable[Concatenate[Blocking[Any], P], T]:
+    """Make a method that waits for the asyncio object's coroutine of the same name."""
 
     @wraps(model)
-    def method(consumer: SyncConsumerBase[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
-        return consumer._entered().call(model(consumer._consumer, *arguments, **named))
+    def method(blocking: Blocking[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return blocking._entered().call(model(blocking._model, *arguments, **named))
 
     return method
 
@@ -157,10 +167,30 @@ class LoopProperty(Generic[T]):
     def __get__(self, consumer: SyncConsumerBase[Any] | None, owner: type) -> Self | T:
         if consumer is None:
             return self
-        value: T = consumer._ask(getattr, consumer._consumer, self._name)
+        value: T = consumer._ask(getattr, consumer._model, self._name)
         return value
+
+
+class _Items(Protocol[T_co]):
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def __anext__(self) -> Awaitable[T_co]: ...
+
+    def aclose(self) -> Coroutine[Any, Any, None]: ...
 
 
 async def next_of(items: AsyncIterator[T]) -> T | None:
     """Return the next item; None at the end."""
     return await anext(items, None)
+
+
+def iterated(items: _Items[T], thread: LoopThread) -> Iterator[T]:
+    """Iterate over items in the loop, and end that when this iterator is left."""
+    try:
+        while (item := thread.call(next_of(items))) is not None:
+            yield item
+    finally:
+        # If the garbage collector ends this one in the loop's thread, the other ends by itself.
+        if not thread.is_current:
+            with suppress(Closed):
+                thread.call(items.aclose())

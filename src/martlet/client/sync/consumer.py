@@ -83,7 +83,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         super().__init__(asynchronous.Consumer(*arguments, **settings))
         self._ready: deque[Message] = deque()
         """Messages taken out of the loop and not handed out."""
-        self._consumer._returner.besides = self._take_late
+        self._model._returner.besides = self._take_late
         self._expires_at_s = self._touch_at_s = 0.0
         self._refilling = threading.Lock()
 
@@ -95,7 +95,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
     def __next__(self) -> Message:
         """Return the next message, to finish or requeue. Ends when the consumer is stopped."""
         thread = self._entered()
-        while not self._consumer._buffer.is_closed:
+        while not self._model._buffer.is_closed:
             if self._ready and time.monotonic() > self._expires_at_s:
                 self._drop()
             try:
@@ -107,7 +107,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
             if time.monotonic() > self._touch_at_s:
                 message.touch()
             return message
-        self._ask(self._consumer._buffer.check)
+        self._ask(self._model._buffer.check)
         raise StopIteration
 
     def batches(self, *, max_messages: int = 10_000, max_wait_ms: float = 0) -> Iterator[Batch]:
@@ -118,7 +118,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         """
         thread = self._entered()
         self._give_back()
-        batches = self._consumer.batches(max_messages=max_messages, max_wait_ms=max_wait_ms)
+        batches = self._model.batches(max_messages=max_messages, max_wait_ms=max_wait_ms)
         while True:
             batch = thread.call(next_of(batches))
             if batch is None:
@@ -154,7 +154,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         thread = self._entered()
         if on == "processes":
             running = thread.start(
-                self._consumer.run(handler, concurrency=concurrency, on="processes")
+                self._model.run(handler, concurrency=concurrency, on="processes")
             )
             try:
                 running.result()
@@ -163,7 +163,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
                 thread.result(running)
                 raise
             return
-        handlers = Handlers(self._consumer, handler, thread)
+        handlers = Handlers(self._model, handler, thread)
         running = thread.start(handlers.run(concurrency))
         try:
             handlers.serve(concurrency)
@@ -204,7 +204,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
 
     async def _take(self, thread: LoopThread) -> None:
         """Wait, in the loop, for messages, and make those of one delivery ready."""
-        buffer = self._consumer._buffer
+        buffer = self._model._buffer
         while not buffer.is_closed:
             if not buffer.refill():
                 await buffer.arrival()
@@ -216,7 +216,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
                 messages = [posted(message, thread) for message in buffer.ready]
                 buffer.ready.clear()
                 for message in messages:
-                    self._consumer._handed_out.add(message)
+                    self._model._handed_out.add(message)
                 self._ready.extend(messages)
                 return
 
@@ -249,4 +249,4 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         for message in messages:
             cast(PostedAnswers, message._answers).answers.dropped += 1
             message._answers = None
-        self._consumer._buffer.on_expired(len(messages))
+        self._model._buffer.on_expired(len(messages))

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Literal, cast
 
-from martlet.client.errors import Closed
 from martlet.client.group import broadcast
 from martlet.client.group import consumer as asynchronous
 from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.batch import PulledBatch as AsynchronousBatch
 from martlet.client.group.batch import PulledColumns
-from martlet.client.group.iteration import HandedT, Iteration
 from martlet.client.group.message import (
     MessageQueue,
     PulledMessage,
@@ -24,7 +21,14 @@ from martlet.client.group.message import (
 )
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.stats import PullCounts, PullStats
-from martlet.client.sync.base import LoopProperty, SyncConsumerBase, awaited, called, like, next_of
+from martlet.client.sync.base import (
+    LoopProperty,
+    SyncConsumerBase,
+    awaited,
+    called,
+    iterated,
+    like,
+)
 from martlet.client.sync.handlers import workers_here
 from martlet.client.sync.loop_thread import LoopThread
 
@@ -105,8 +109,8 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
         loop's thread; `batches` makes one for many.
         """
         thread = self._entered()
-        messages = self._ask(self._consumer._messages)
-        for message in _each(messages, thread):
+        messages = self._ask(self._model._messages)
+        for message in iterated(messages, thread):
             yield posted(message, thread)
 
     def batches(
@@ -117,10 +121,8 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
         The arguments are those of `martlet.client.PullConsumer.batches`.
         """
         thread = self._entered()
-        batches = self._ask(
-            self._consumer.batches, max_messages=max_messages, max_wait_ms=max_wait_ms
-        )
-        for batch in _each(batches, thread):
+        batches = self._ask(self._model.batches, max_messages=max_messages, max_wait_ms=max_wait_ms)
+        for batch in iterated(batches, thread):
             yield PulledBatch(batch, thread)
 
     def run(
@@ -168,7 +170,7 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
             await loop.run_in_executor(pool, copy_context().run, work, message, worker)
 
         try:
-            await self._consumer.run(handle, concurrency=concurrency, order=order)
+            await self._model.run(handle, concurrency=concurrency, order=order)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -216,16 +218,3 @@ class BroadcastConsumer(SyncPullBase):
     @like(broadcast.BroadcastConsumer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(broadcast.BroadcastConsumer(*arguments, **settings))
-
-
-def _each(items: Iteration[HandedT], thread: LoopThread) -> Iterator[HandedT]:
-    """Iterate over the items of an iteration in the loop."""
-    try:
-        while (item := thread.call(next_of(items))) is not None:
-            yield item
-    finally:
-        if (
-            not thread.is_current
-        ):  # If the garbage collector ends this one, the other ends by itself.
-            with suppress(Closed):
-                thread.call(items.aclose())

@@ -82,20 +82,8 @@ class _Waiter:
             self.future.set_exception(error)
 
 
-def _ignore_run(_run: MessageRun) -> None:
-    """Ignore messages: a connection without a subscription gets none."""
-
-
-def _ignore_recalled(_queue: int) -> None:
-    """Ignore recalls: a connection without a subscription gets none."""
-
-
-def _ignore_room() -> None:
-    """Do nothing: a client that limits its unanswered commands continues with the answers."""
-
-
-def _ignore_refusal(_error: Refused) -> None:
-    """Ignore late answers: a connection without a subscription sends none."""
+def _ignore(*_: object) -> None:
+    """Ignore what comes for a subscription, where there is none."""
 
 
 OnDone = Callable[[BaseException | None], object]
@@ -126,11 +114,11 @@ class Connection(asyncio.BufferedProtocol):
         self.features = Features()
         self.max_attempts = 0
         self.id_base: int | None = None
-        self.on_recalled: Callable[[int], None] = _ignore_recalled
+        self.on_recalled: Callable[[int], None] = _ignore
         self.lost: asyncio.Future[ConnectionLost] = loop.create_future()
-        self.on_run: Callable[[MessageRun], None] = _ignore_run
-        self.on_refusal: Callable[[Refused], None] = _ignore_refusal
-        self.on_writable: Callable[[], None] = _ignore_room
+        self.on_run: Callable[[MessageRun], None] = _ignore
+        self.on_refusal: Callable[[Refused], None] = _ignore
+        self.on_writable: Callable[[], None] = _ignore
         self._identity = identity
         self._loop = loop
         self._splitter = FrameSplitter(max_frame_bytes=max_frame_bytes)

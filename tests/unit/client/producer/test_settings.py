@@ -37,10 +37,10 @@ async def test_a_keyword_is_in_the_place_of_a_settings_field() -> None:
 @pytest.mark.parametrize("kind", [Producer, sync.Producer])
 def test_none_is_the_default_of_each_keyword_but_retries(kind: Any) -> None:
     producer = kind(backoff=None, limits=None, hooks=None, retries=None, send_retries=None)
-    inner = getattr(producer, "_producer", producer)
+    inner = getattr(producer, "_model", producer)
     assert inner._limits == Limits()
     assert (inner._publishing.retries, inner._sending.retries) == (None, None)
-    assert getattr(kind(), "_producer", kind())._sending.retries == 2
+    assert getattr(kind(), "_model", kind())._sending.retries == 2
 
 
 @pytest.mark.parametrize(
