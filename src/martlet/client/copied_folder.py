@@ -17,15 +17,12 @@ WAY_OUT = (
 
 
 class Process(NamedTuple):
-    """A broker's process.
-
-    Attributes:
-        broker: the broker's id; empty if it does not report it.
-        run: a random name of the process; empty of a replica.
-    """
+    """A broker's process."""
 
     broker: str
+    """The broker's id; empty if it does not report it."""
     run: str
+    """A random name of the process; empty of a replica."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Process:
@@ -34,12 +31,7 @@ class Process(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Brokers that have one id.
-
-    Attributes:
-        broker: the id.
-        addresses: where they are.
-    """
+    """Brokers that have one id."""
 
     broker: str
     addresses: tuple[str, ...]
@@ -56,7 +48,6 @@ def refusal(copies: Copies, loss: str) -> str:
     """Return the text of who does not go on with copies.
 
     Args:
-        copies: the brokers.
         loss: what would be lost otherwise.
     """
     return f"{copies}: {loss}. Name one of them alone; or {WAY_OUT}"

@@ -108,7 +108,6 @@ class RequestFailed(ClientError):
 
     Attributes:
         kind: the name of the error's class, such as ``ValueError``.
-        error: its text.
     """
 
     def __init__(self, kind: str, error: str) -> None:

@@ -31,17 +31,13 @@ class CallerClass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallAccess:
-    """Who may make a call.
-
-    Attributes:
-        callers: their class.
-        who: the same in words.
-        channel: the field that names the channel, of consumers' calls. The topic is `topic`.
-    """
+    """Who may make a call."""
 
     callers: CallerClass
     who: str
+    """Those callers in words."""
     channel: str = ""
+    """The field that names the channel, of consumers' calls. The topic is `topic`."""
 
 
 OPERATORS = CallAccess(CallerClass.OPERATORS, "operators")

@@ -22,27 +22,24 @@ def kind_of(metric: str) -> str:
 
 
 class Count(NamedTuple):
-    """A count, and how each format shows it; where a text is empty, the format is without it.
-
-    Attributes:
-        help: what it counts.
-        metric: its name for Prometheus.
-        statsd: its name for statsd; that of the field for nsqd's.
-        text: its name and format in ``/stats`` as text.
-        column: its title in the table of ``martlet stat``.
-        is_own: whether nsqd lacks it.
-        path: the attribute of a broker's topic or channel; that of the field's name by default.
-        name: of the field, and in ``/stats`` as JSON.
-    """
+    """A count, and how each format shows it; where a text is empty, the format is without it."""
 
     help: str
+    """What it counts."""
     metric: str = ""
+    """Its name for Prometheus."""
     statsd: str = ""
+    """Its name for statsd; that of the field for nsqd's."""
     text: str = ""
+    """Its name and format in ``/stats`` as text."""
     column: str = ""
+    """Its title in the table of ``martlet stat``."""
     is_own: bool = False
+    """Whether nsqd lacks it."""
     path: str = ""
+    """The attribute of a broker's topic or channel; that of the field's name by default."""
     name: str = ""
+    """The name of the field, and in ``/stats`` as JSON."""
 
     @property
     def kind(self) -> str:

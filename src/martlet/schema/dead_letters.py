@@ -147,7 +147,6 @@ class DeadLetterChannelCounts(OperationAnswer):
 
     Attributes:
         topic, channel: where they come from.
-        count: their number.
         reasons: their numbers by reason.
         oldest_ms, newest_ms: when they were dead-lettered, in milliseconds since 1970.
     """
@@ -164,10 +163,8 @@ class DeadLetterTopicCounts(OperationAnswer):
     """A dead-letter topic of one broker.
 
     Attributes:
-        dead_letter_topic: its name.
-        count: its dead letters.
-        in_flight_count: of those, the ones that a consumer has.
-        looked_at: of those, the ones that `channels` counts, the first thousands.
+        in_flight_count: the dead letters that a consumer has.
+        looked_at: those that `channels` counts, the first thousands.
         channels: their numbers by the channel that they come from.
     """
 
@@ -188,7 +185,6 @@ class DeadLetterMessage(OperationAnswer, kw_only=True):
     """A dead letter. What is not known of its history is empty.
 
     Attributes:
-        id: its id.
         queue, offset: where it is.
         state: ``in_flight`` if a consumer has it, else ``waiting``, ``due`` or ``deferred``.
         at_ms: when it was dead-lettered, in milliseconds since 1970.
@@ -202,7 +198,6 @@ class DeadLetterMessage(OperationAnswer, kw_only=True):
         first_error, last_error: the texts of its errors.
         before: the topics in which it failed before, the oldest first.
         instead_of: the topic that it was to go to, where that would have begun a cycle.
-        tag, keys, order_key, headers: its properties.
         failures_text, attempts_text, redrives_text: numbers as the broker sends them.
     """
 
@@ -280,7 +275,6 @@ class Moved(OperationAnswer, kw_only=True):
     """The dead letters that were redriven or purged at one broker, or would be.
 
     Attributes:
-        count: their number.
         kept: the numbers of those that stay where they are, by the reason.
         next: where the next call continues; None at the end.
         until_ms: those dead-lettered later were left alone, and are to be by the next call.

@@ -77,7 +77,6 @@ class DelayedMessage(OperationAnswer, kw_only=True):
     """A message that waits for its delivery time.
 
     Attributes:
-        id: its id.
         deliver_at_ms: when it is due, in milliseconds since 1970.
         stored_at_ms: when it was published.
         body_bytes: the size of its body.
@@ -93,17 +92,14 @@ class DelayedMessage(OperationAnswer, kw_only=True):
 
 
 class DelayedPage(OperationAnswer, kw_only=True):
-    """Some delayed messages of one broker, the earliest due first.
-
-    Attributes:
-        count: the number of all that wait there.
-        next: the position behind the last; empty at the end.
-    """
+    """Some delayed messages of one broker, the earliest due first."""
 
     topic: str
     count: int = field(name="pending_count")
+    """The number of all that wait there."""
     messages: tuple[DelayedMessage, ...]
     next: str
+    """The position behind the last; empty at the end."""
 
     @property
     def items(self) -> tuple[DelayedMessage, ...]:

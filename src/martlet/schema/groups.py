@@ -123,8 +123,6 @@ class GroupSummary(OperationAnswer, kw_only=True):
     """A group of one broker.
 
     Attributes:
-        topic, group: its names.
-        member_count: its members.
         queue_count: the topic's queues.
         lag: messages that are not committed yet.
         is_paused: whether it gets no messages.
@@ -152,7 +150,6 @@ class MemberDescription(OperationAnswer, kw_only=True):
     """A member of a group.
 
     Attributes:
-        member: its id.
         client_id, address, room: identify it; the room is for the strategy.
         name: its name at all brokers, if it volunteers as the leader.
         brokers: the number of brokers that it is connected to, if it does.
@@ -180,12 +177,10 @@ class GroupQueueDescription(OperationAnswer, kw_only=True):
     """A queue of a group.
 
     Attributes:
-        queue: its number.
         member: the id of the member that has it.
         since: the generation since which that one has it.
         is_revoked: whether its member has yet to release it.
         target: the id of the member that shall have it.
-        offset: the committed offset.
         start_offset, end_offset: the offsets of the first stored and the next new message.
         lag: messages that are not committed yet.
         deferred_count: messages that wait for a time of their own.
@@ -209,7 +204,6 @@ class GroupDescription(OperationAnswer, kw_only=True):
     """A group of one broker, with its members and queues.
 
     Attributes:
-        topic, group: its names.
         generation, roster: numbers that rise when queues change hands, or members come or go.
         place: the name of the broker, and its room.
         strategy: how queues are assigned.
@@ -220,7 +214,6 @@ class GroupDescription(OperationAnswer, kw_only=True):
         tags: it gets only messages with one of these.
         filter: it gets only messages for which this condition is true.
         lag: messages that are not committed yet.
-        members: its members.
         queues: the topic's queues.
     """
 
@@ -245,7 +238,6 @@ class ResetQueue(OperationAnswer, kw_only=True):
     """The new offset of a group in a queue.
 
     Attributes:
-        queue: its number.
         before: the committed offset until now.
         offset: the committed offset from now on.
         lag: messages from there on.

@@ -37,7 +37,6 @@ class OffsetFound(OperationAnswer, kw_only=True):
     """The offset of a time.
 
     Attributes:
-        queue: its queue.
         offset: of the first message published at or after the time.
         is_gone: whether earlier messages since that time are no longer stored.
         start_offset, end_offset: the offsets of the queue's first stored and next new message.
@@ -81,15 +80,11 @@ class FindByKey(SearchByKey, kw_only=True):
 
 
 class FoundByKey(OperationAnswer):
-    """The messages that a request has found; they are the answer's bytes, newest first.
-
-    Attributes:
-        count: their number.
-        next: where the search goes on; empty once all messages were searched.
-    """
+    """The messages that a request has found; they are the answer's bytes, newest first."""
 
     count: int
     next: str
+    """Where the search goes on; empty once all messages were searched."""
 
 
 OFFSET = operation(

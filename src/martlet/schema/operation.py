@@ -64,23 +64,19 @@ class OperationPage(Protocol[ItemT_co]):
 
 @dataclass(frozen=True)
 class Operation(Generic[P, RequestT, AnswerT_co]):
-    """An operation; `P` are the parameters of its request.
-
-    Attributes:
-        name: of the call.
-        request, answer: its classes.
-        access: who may call it.
-        summary: what it does: the first line of its help and its reference.
-        make: the class of the request as a function, for its parameters; or a class with the
-            parameters of clients and commands, where they differ, and properties of its fields.
-    """
+    """An operation; `P` are the parameters of its request."""
 
     name: str
     request: type[RequestT]
     answer: type[AnswerT_co]
     access: CallAccess
+    """Who may call it."""
     summary: str
+    """What it does: the first line of its help and its reference."""
     make: Callable[P, OperationRequest]
+    """The class of the request as a function, for its parameters; or a class with the parameters of
+    clients and commands, where they differ, and properties of its fields.
+    """
 
     @property
     def parameters(self) -> type[OperationRequest]:

@@ -49,7 +49,6 @@ class LogQueue(OperationAnswer, kw_only=True):
     """A queue of a topic at one broker.
 
     Attributes:
-        queue: its number.
         priority: of its messages.
         id_base: the id of the message at offset 0, as 16 hexadecimal digits.
         start_offset, end_offset: the offsets of the first stored and the next new message.
@@ -77,9 +76,7 @@ class TopicDescription(OperationAnswer, kw_only=True, omit_defaults=False):
     """A topic of one broker. Fields with a default are sent, too; earlier brokers lack them.
 
     Attributes:
-        topic: its name.
         key_hash: the function that leads from an order key to a queue.
-        queues: its queues.
         channels: the names of its channels.
         policy: its settings that differ from their defaults.
         channel_policies: the same of each channel.

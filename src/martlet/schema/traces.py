@@ -61,7 +61,6 @@ class MessageEvent(OperationAnswer, kw_only=True):
         time_ns: when it was, in nanoseconds since 1970.
         channel: whose event it is.
         event: what happened: ``delivered``, ``finished``, ``requeued``, ``timed_out`` and more.
-        client: the consumer.
         attempt: the number of the delivery.
         delay_ms: the time until the redelivery.
         reason: why it failed.
@@ -80,9 +79,7 @@ class MessageStanding(OperationAnswer, kw_only=True):
     """The state of a message in a channel or a group.
 
     Attributes:
-        channel: its name.
         state: ``waiting``, ``unfinished``, ``deferred`` or ``done``.
-        attempts: its deliveries.
         due_ns: when it is delivered again.
         is_group: whether it is a group.
     """

@@ -96,12 +96,9 @@ class TransactionSummary(OperationAnswer, kw_only=True):
     """A transaction of one broker.
 
     Attributes:
-        id: its id.
         group: the producers that the broker asks about it; empty for none.
         state: ``open``, ``silent``, ``prepared``, ``in-doubt``, or ``set-aside`` for an operator.
         begun_at_ms: when it was begun, in milliseconds since 1970.
-        message_count: its messages.
-        size_bytes: their size.
         topics: the number of messages by topic.
         branches: the number of messages by sender.
         check_count: how often producers were asked.
@@ -122,19 +119,16 @@ class TransactionSummary(OperationAnswer, kw_only=True):
 
 
 class OpenTransactions(OperationAnswer):
-    """The transactions of one broker that have not ended.
-
-    Attributes:
-        transactions: the oldest, as many as were asked for.
-        count: the number of all that were meant.
-        remembered: the number of ended ones whose end is remembered.
-        series: the number of series.
-    """
+    """The transactions of one broker that have not ended."""
 
     transactions: tuple[TransactionSummary, ...]
+    """The oldest, as many as were asked for."""
     count: int
+    """The number of all that were meant."""
     remembered: int
+    """The number of ended ones whose end is remembered."""
     series: int
+    """The number of series."""
 
 
 class TransactionMessage(OperationAnswer, kw_only=True):
@@ -144,7 +138,6 @@ class TransactionMessage(OperationAnswer, kw_only=True):
         topic: where it becomes visible.
         lost: why it cannot be read; empty if it can.
         body_bytes: the size of the complete body; None where it cannot be read.
-        tag, keys, order_key, headers: its properties.
     """
 
     topic: str
@@ -166,7 +159,6 @@ class TransactionDescription(OperationAnswer, kw_only=True):
     """A transaction with its messages, or how it has ended.
 
     Attributes:
-        id: its id.
         state: as of a `TransactionSummary`, or ``committed`` or ``rolled-back``.
         ended_at_ms: when it has ended, in milliseconds since 1970; None if it has not.
         group, begun_at_ms, size_bytes, topics, branches, check_count, series, series_number: as of
@@ -213,15 +205,12 @@ class TransactionOutcome(OperationAnswer):
 
 
 class SeriesEnd(OperationAnswer):
-    """How far a series has come.
-
-    Attributes:
-        series_number: the last number that was committed; None if the series is unknown.
-        committed_at_ms: when, in milliseconds since 1970.
-    """
+    """How far a series has come."""
 
     series_number: int | None
+    """The last number that was committed; None if the series is unknown."""
     committed_at_ms: int | None = None
+    """When, in milliseconds since 1970."""
 
 
 LIST = operation(

@@ -80,7 +80,6 @@ class PeekedMessage(ShownBody):
     """An unfinished message of a channel.
 
     Attributes:
-        id: its id.
         queue, offset: where it is.
         state: ``in_flight``, ``deferred``, ``due`` or ``waiting``.
         attempts: deliveries so far.
@@ -88,7 +87,6 @@ class PeekedMessage(ShownBody):
         stored_at_ns: when it was published, in nanoseconds since 1970.
         due_ns: when it is delivered again.
         delivered_at_ns: when its consumer got it.
-        client: its consumer.
         properties: its tag, keys, order key, headers and system properties, those that it has.
         now_ns: the broker's time.
     """
@@ -112,7 +110,6 @@ class ReplayedQueue(Described):
     """The new offset of a channel in a queue.
 
     Attributes:
-        queue: its number.
         offset: the first message that is delivered again.
         end_offset: the offset of the next new message.
     """
@@ -216,7 +213,6 @@ class ChannelAdmin(OperationGroup):
         cancelled stay so.
 
         Args:
-            topic, channel: its names.
             emptied: what `empty` answered, by broker.
 
         Raises:
@@ -259,7 +255,6 @@ class ChannelAdmin(OperationGroup):
         """Rewind a channel: all messages from there on are delivered again.
 
         Args:
-            topic, channel: its names.
             beginning: to the first message that the log still has.
             to_time_ns: to the first message published at or after this time, in nanoseconds since
                 1970.
@@ -296,7 +291,6 @@ class ChannelAdmin(OperationGroup):
         """Show unfinished messages, by queue and offset, without consuming any.
 
         Args:
-            topic, channel: its names.
             states: only messages in these states: ``in_flight``, ``deferred``, ``due``,
                 ``waiting``.
             offset: begin with the message at this offset, of each queue.

@@ -39,7 +39,6 @@ class LogMessage:
     """A message as it was published.
 
     Attributes:
-        id: its id.
         queue, offset: where it is.
         stored_at_ns: when it was published, in nanoseconds since 1970.
         body: its body, complete.
@@ -154,9 +153,7 @@ class MessageAdmin(MessageMethods, OperationGroup):
         """Read messages from an offset on; at least one if there is any, however large.
 
         Args:
-            topic: their topic.
             offset: where to begin; one that is not stored counts as the nearest.
-            queue: their queue.
             limit: maximum messages, up to 10,000.
             max_bytes: maximum size, up to 8 MiB.
         """
@@ -176,8 +173,9 @@ class MessageAdmin(MessageMethods, OperationGroup):
             if queue not in queues:
                 raise AdminNotFound(url, f"topic {topic!r} has no queue {queue}", 404)
             answer, data = await http.call_with_bytes(url, "topic.fetch", fields)
-            if answer.get("status") == "OFFSET_MOVED" and answer["next_offset"] != offset:
-                moved = {**fields, "offset": answer["next_offset"]}
+            next_offset = answer.get("next_offset", offset)
+            if answer.get("status") == "OFFSET_MOVED" and next_offset != offset:
+                moved = {**fields, "offset": next_offset}
                 answer, data = await http.call_with_bytes(url, "topic.fetch", moved)
             return _read(url, queues[queue], answer, data)
 
@@ -187,7 +185,6 @@ class MessageAdmin(MessageMethods, OperationGroup):
         """Return the message with an id. A broker that does not have it has an `AdminNotFound`.
 
         Args:
-            topic: its topic.
             message_id: 16 hexadecimal digits.
         """
         text = id_text(message_id)

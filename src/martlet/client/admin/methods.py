@@ -96,7 +96,6 @@ class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
     """A method made of an operation; called through its class it takes an instance first.
 
     Args:
-        operation: the call.
         make: makes the request of the parameters: its class, or a subclass.
         returns: the type of the result of the asyncio client, as text.
         summary: the first line of its help (default: the operation's).
@@ -266,7 +265,6 @@ def at_each(
     """Make a method that queries each broker.
 
     Args:
-        operation: the call.
         convert: converts an answer; the method has its docstring, and the type of its result.
     """
 

@@ -169,7 +169,6 @@ class NodeAdmin(OperationGroup):
         """Hide a broker from lookups of a topic for some seconds, at each lookup daemon.
 
         Args:
-            topic: its name.
             node: the broker, as ``broadcast_address:http_port`` of `Node`.
 
         Raises:

@@ -107,7 +107,6 @@ class ChannelStats(Described, ChannelCounts):
     """A channel of one broker.
 
     Attributes:
-        topic, channel: its names.
         is_paused: whether its delivery is paused.
         kind: ``shared`` by consumers, ``offsets`` of a group, ``follower`` of an external reader.
         oldest_message_age_ms: how long its oldest waiting message waits, 0 where none waits; None
@@ -132,7 +131,6 @@ class TopicQueueStats(Described):
     """A queue of a topic that has several.
 
     Attributes:
-        queue: its number.
         priority: of its messages.
         start_offset: the first stored offset.
         end_offset: the offset of the next message.
@@ -151,9 +149,7 @@ class TopicStats(Described, TopicCounts):
     """A topic of one broker.
 
     Attributes:
-        topic: its name.
         is_paused: whether its channels get no new messages.
-        channels: its channels.
         queues: its queues, if there are several.
     """
 
@@ -182,7 +178,6 @@ class NodeStats(Described):
         broker: its id; empty at an nsqd, and at a standby.
         run: a random name of its process; empty of a replica. Two brokers with one id have copies
             of one data folder.
-        topics: its topics.
         taken_at_s: about when it was counted, by the clock of this machine, in seconds since 1970:
             in the middle between the request and the answer.
         counted_s: the same by ``time.monotonic``: for rates, as the clock may be set meanwhile.

@@ -105,7 +105,6 @@ class TopicAdmin(TopicMethods, OperationGroup):
         """Create a topic at all brokers; answers its number of queues.
 
         Args:
-            topic: its name.
             queues: the number of queues (1 for a new topic). A topic that exists can get more,
                 never fewer.
         """

@@ -73,7 +73,6 @@ class Accumulator:
         call_later: calls a function after a delay in seconds.
         brokers: each broker's queue.
         pending_messages: the number published and not answered.
-        pending_bytes: their bytes.
         retried_count: the number of messages to be sent again.
     """
 

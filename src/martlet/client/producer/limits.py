@@ -18,11 +18,9 @@ class Limits:
         max_message_bytes: the broker's ``--max-msg-size``.
         max_body_bytes: the broker's ``--max-body-size``, the limit of a command of several
             messages.
-        max_in_flight_messages: messages sent to one broker and not answered.
-        max_in_flight_bytes: their bytes.
-        max_pending_messages: messages published and not answered, sent or not, above which
-            ``submit`` raises; ``publish`` waits for its answer and needs no such limit.
-        max_pending_bytes: their bytes.
+        max_in_flight_messages, max_in_flight_bytes: sent to one broker and not answered.
+        max_pending_messages, max_pending_bytes: published and not answered, sent or not, above
+            which ``submit`` raises; ``publish`` waits for its answer and needs no such limit.
         max_waiting_requests: requests without a reply, above which ``request`` raises.
     """
 

@@ -148,16 +148,11 @@ async def check_all(messages: Sequence[Sendable], max_bytes: int) -> list[Sendab
 
 
 class Prepared(NamedTuple):
-    """Messages that go together.
-
-    Attributes:
-        bodies: their bodies.
-        entries: the packed properties of each, empty for one without; nothing if none has any.
-        size_bytes: their size in a command.
-    """
+    """Messages that go together."""
 
     bodies: Sequence[bytes]
     entries: Sequence[bytes]
+    """The packed properties of each, empty for one without; nothing if none has any."""
     size_bytes: int
 
 

@@ -97,7 +97,7 @@ class SendOptions:
                 raise ValueError(f"defer_ms={self.defer_ms}: nothing can be delivered in the past")
             if self.deliver_at is not None:
                 raise ValueError("defer_ms and deliver_at both say when to deliver: give one")
-        if self.timeout_s is not None and not self.timeout_s >= 0:  # so is NaN
+        if self.timeout_s is not None and not self.timeout_s > 0:  # so is NaN
             raise ValueError(f"timeout_s={self.timeout_s} must be above 0")
         if self.keys:
             self.keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)

@@ -15,22 +15,18 @@ OrderKey = tuple[str, str]
 
 
 class SendFields(NamedTuple):
-    """The options of a SEND; messages with equal fields may share one.
-
-    Attributes:
-        deliver_at_ms: the delivery time, in milliseconds since 1970; 0 for now.
-        waits: whether the broker answers only when its flush mode's promise holds.
-        order_key: messages with this key go to one queue, in order.
-        queue: the queue's number; None if the broker may choose.
-        retries: the number of retries; None for no limit.
-        priority: 0 to 9.
-    """
+    """The options of a SEND; messages with equal fields may share one."""
 
     deliver_at_ms: int = 0
+    """The delivery time, in milliseconds since 1970; 0 for now."""
     waits: bool = True
+    """Whether the broker answers only when its flush mode's promise holds."""
     order_key: str = ""
+    """Messages with this key go to one queue, in order."""
     queue: int | None = None
+    """The queue's number; None if the broker may choose."""
     retries: int | None = None
+    """The number of retries; None for no limit."""
     priority: int = NORMAL_PRIORITY
 
     def to_json(self) -> dict[str, Any]:
@@ -50,19 +46,15 @@ class SendFields(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """The extras of messages, beside their bodies.
-
-    Attributes:
-        timeout_s: the time limit of publishing.
-        defer_ms: the delay of a DPUB.
-        fields: the options of a SEND; None for PUB, MPUB or DPUB.
-        entries: the packed properties of each, empty for one without; nothing if none has any.
-    """
+    """The extras of messages, beside their bodies."""
 
     timeout_s: float
+    """The time limit of publishing."""
     defer_ms: int | None = None
     fields: SendFields | None = None
+    """The options of a SEND; None for PUB, MPUB or DPUB."""
     entries: Sequence[bytes] = ()
+    """The packed properties of each, empty for one without; nothing if none has any."""
 
 
 @dataclass(eq=False, slots=True)

@@ -54,17 +54,13 @@ from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
 class _Mode(NamedTuple):
-    """A mode of publishing.
-
-    Attributes:
-        is_send: whether the caller wants a result, which only a SEND has.
-        timeout_s: the time limit.
-        retries: the number of retries; None for no limit.
-    """
+    """A mode of publishing."""
 
     is_send: bool
+    """Whether the caller wants a result, which only a SEND has."""
     timeout_s: float
     retries: int | None
+    """The number of retries; None for no limit."""
 
 
 class Producer(ProducerTransactions, ProducerRequests):

@@ -28,8 +28,7 @@ class BrokerStats:
     Attributes:
         address: as ``host:port``; of several, the one that it is connected to.
         health: the broker's.
-        in_flight_messages: messages sent to it and not answered.
-        in_flight_bytes: their bytes.
+        in_flight_messages, in_flight_bytes: sent to it and not answered.
         stored: messages that it has stored.
         refused: messages that it has refused.
         lost: messages that were sent to it and not answered before the connection was lost.
@@ -51,8 +50,7 @@ class ProducerStats:
     """The statistics of a producer.
 
     Attributes:
-        pending_messages: messages published and not answered, sent or not.
-        pending_bytes: their bytes.
+        pending_messages, pending_bytes: published and not answered, sent or not.
         stored: messages that were answered OK.
         retried: messages that had to be sent again.
         timed_out: messages that failed for lack of an answer in time.

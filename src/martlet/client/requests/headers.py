@@ -29,14 +29,10 @@ MAX_ERROR_LENGTH = 4000
 
 
 class ReplyAddress(NamedTuple):
-    """Where the reply to a request goes.
-
-    Attributes:
-        topic: the requester's reply topic.
-        correlation_id: of the request.
-    """
+    """Where the reply to a request goes."""
 
     topic: str
+    """The requester's reply topic."""
     correlation_id: str
 
     @classmethod
@@ -49,14 +45,10 @@ class ReplyAddress(NamedTuple):
 
 
 class HandlerError(NamedTuple):
-    """The error of a handler, as its requester gets it.
-
-    Attributes:
-        kind: the name of its class.
-        text: its text.
-    """
+    """The error of a handler, as its requester gets it."""
 
     kind: str
+    """The name of the error's class."""
     text: str
 
     @classmethod

@@ -43,17 +43,12 @@ _STORED = frozenset(PutStatus)
 
 
 class OutgoingReply(NamedTuple):
-    """A reply.
-
-    Attributes:
-        topic: the reply topic.
-        body: not empty.
-        headers: all of its own headers.
-    """
+    """A reply."""
 
     topic: str
     body: bytes
     headers: Mapping[str, str]
+    """All of them, those that name the request included."""
 
     @classmethod
     def of(
@@ -107,7 +102,6 @@ class ReplyBatch:
     """Replies to one requester that go together; waits until they are stored.
 
     Args:
-        topic: the reply topic.
         answers: to the requests.
     """
 

@@ -51,7 +51,6 @@ class Reply:
     """The reply to a request.
 
     Attributes:
-        body: its body.
         properties: its headers and other properties.
         timestamp_ns: when it was stored, in nanoseconds since 1970.
     """
@@ -68,7 +67,6 @@ class Requester:
         max_waiting: the maximum number of them.
 
     Attributes:
-        topic: the reply topic.
         late_count: the number of replies that were dropped, as no call waited for them.
     """
 

@@ -33,7 +33,6 @@ class LoopThread:
     """A daemon thread that runs an event loop.
 
     Attributes:
-        loop: the event loop.
         is_forked: whether this process is a child of the one in which the thread runs.
         has_ended: whether the loop was stopped, so that nothing may wait for it.
     """

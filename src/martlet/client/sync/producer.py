@@ -19,6 +19,7 @@ from martlet.client.producer.options import MessageKeywords, SendKeywords
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import ProducerStats
+from martlet.client.requests.requester import Reply
 from martlet.client.sync.base import Blocking, SyncProxy, awaited, like
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.transactions import transaction as transactions
@@ -127,7 +128,9 @@ class Producer(SyncProxy[asynchronous.Producer]):
 
         self._entered().call(send())
 
-    request = awaited(asynchronous.Producer.request)
+    def request(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> Reply:
+        """Send a request, and return the reply of the consumer that handled it."""
+        return self._entered().call(self._model.request(topic, message, **options))
 
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""

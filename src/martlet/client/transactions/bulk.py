@@ -21,25 +21,20 @@ from martlet.protocol.nsq import commands
 
 
 class MessageBlock(NamedTuple):
-    """Messages of one topic.
-
-    Attributes:
-        topic: their topic.
-        message_count: the number of messages.
-        bodies: concatenated, each after its size, big-endian.
-        properties: their block (see `martlet.properties.model`), empty if none has any.
-        queue: the number of the queue; None for any.
-        times: delivery times with the number of messages, in order; empty for now.
-        are_delays: whether the times are milliseconds from now, and not since 1970.
-    """
+    """Messages of one topic."""
 
     topic: str
     message_count: int
     bodies: bytes | memoryview
+    """Concatenated, each after its size, big-endian."""
     properties: bytes = b""
+    """Their block (see `martlet.properties.model`), empty if none has any."""
     queue: int | None = None
+    """The number of the queue; None for any."""
     times: Sequence[tuple[int, int]] = ()
+    """Delivery times with the number of messages, in order; empty for now."""
     are_delays: bool = False
+    """Whether the times are milliseconds from now, and not since 1970."""
 
 
 class BulkLoader:

@@ -25,6 +25,8 @@ logger = logging.getLogger("martlet.client")
 _WAIT_MS = 30_000
 _AGAIN_S = 5.0
 """The pause after an error of the broker."""
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, OSError)
+"""The errors of reading an unexpected answer."""
 
 
 class Outcome(Enum):
@@ -83,7 +85,6 @@ class CheckBackListener:
     """Answer the check-backs of a group for one producer.
 
     Args:
-        group: its name.
         check: looks up the outcome of a transaction.
     """
 
@@ -114,8 +115,8 @@ class CheckBackListener:
                     await self._answer(connection, PendingTransaction.read(fields))
             except ConnectionLost:
                 return
-            except CallRefused as error:
-                logger.warning("%s: check-back of %s: %s", connection.address, self._group, error)
+            except (CallRefused, *_UNREADABLE) as error:
+                logger.warning("%s: check-back of %s: %r", connection.address, self._group, error)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _answer(self, connection: Connection, pending: PendingTransaction) -> None:

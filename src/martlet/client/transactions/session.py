@@ -117,14 +117,18 @@ class PinnedSession:
             if not connection.features.extensions:
                 raise NotSupported(f"{connection.address} is no Martlet broker")
             try:
-                reply = json.loads(await connection.ask(command))
+                data = await connection.ask(command)
             except Refused as error:
                 raise TransactionRefused(transaction_id, error.code, error.text) from error
-            if reply["status"] != "OK":
-                state = str(reply.get("state", ""))
-                raise TransactionRefused(
-                    transaction_id, reply["status"], reply.get("text", ""), state
-                )
+            try:
+                reply: dict[str, Any] = json.loads(data)
+                status = str(reply["status"])
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                text = f"{connection.address} answered {data[:80]!r}; it may have been done or not"
+                raise TransactionUnclear(transaction_id, text) from error
+            if status != "OK":
+                text, state = str(reply.get("text", "")), str(reply.get("state", ""))
+                raise TransactionRefused(transaction_id, status, text, state)
 
         await self._until_answered(transaction_id, ask)
 
@@ -173,6 +177,8 @@ class PinnedSession:
                         trouble = error
                         # The connection ends with the hand-over, unless that is given up.
                         await asyncio.wait([connection.lost], timeout=_AGAIN_S)
+        except TransactionUnclear:  # A TimeoutError, too.
+            raise
         except TimeoutError as error:
             chosen = self._chosen(transaction_id)
             where = chosen.name if chosen is not None else "no broker"

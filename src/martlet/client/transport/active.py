@@ -40,13 +40,10 @@ def warn_of_copies(
 
 
 class BrokerAddress(Protocol):
-    """An address at which a broker may be reached.
-
-    Attributes:
-        connection: None while there is none.
-    """
+    """An address at which a broker may be reached."""
 
     connection: Connection | None
+    """None while there is none."""
 
 
 BrokerT = TypeVar("BrokerT")

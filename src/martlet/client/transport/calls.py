@@ -23,14 +23,10 @@ _MAX_NUMBERS = 1 << 32
 
 
 class Answer(NamedTuple):
-    """The answer to a call.
-
-    Attributes:
-        fields: its JSON object.
-        data: its bytes.
-    """
+    """The answer to a call."""
 
     fields: Mapping[str, Any]
+    """Its JSON object."""
     data: memoryview
 
 

@@ -328,3 +328,16 @@ async def test_it_is_used_in_its_block() -> None:
         pass
     with pytest.raises(Closed, match="async with Admin"):
         await admin.topics.list()
+
+
+async def test_a_fetch_whose_answer_lacks_its_offsets_is_unintelligible() -> None:
+    queue = {"queue": 0, "id_base": "0" * 16, "start_offset": 0, "end_offset": 1}
+    described = {"topic": "t", "queues": [queue], "channels": []}
+
+    async def broker(request: web.Request) -> web.Response:
+        is_fetch = request.path.endswith("topic.fetch")
+        return web.json_response({"status": "OFFSET_MOVED"} if is_fetch else described)
+
+    async with served(broker) as address, Admin(address) as admin:
+        with pytest.raises(AdminError, match=r"an unintelligible answer to topic\.fetch"):
+            await admin.messages.read("t", 0)

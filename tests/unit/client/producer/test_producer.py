@@ -449,6 +449,7 @@ def test_numbers_of_other_kinds_are_plain_integers() -> None:
     ("options", "why"),
     [
         ({"timeout_s": math.nan}, "timeout_s=nan must be above 0"),
+        ({"timeout_s": 0}, "timeout_s=0 must be above 0"),
         ({"defer_ms": math.nan}, "defer_ms=nan: a number of milliseconds"),
         ({"defer_ms": math.inf}, "defer_ms=inf: a number of milliseconds"),
         ({"defer_ms": "soon"}, "defer_ms='soon': a number of milliseconds"),
