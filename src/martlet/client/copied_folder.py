@@ -1,9 +1,8 @@
-"""Two brokers with one id, since a data folder was copied: told apart, and said.
+"""Find brokers that share an id since a data folder was copied.
 
-Each process of a broker without replicas has a random name, its run. Two runs at the same time are
-two brokers; one run at two addresses is one broker. A run that has ended, as of a broker that was
-started again at another address, is none of them: who may see such a one asks again before it says
-something (`confirmed`).
+A run is the random name of one process of a broker without replicas. Two runs at the same time are
+two brokers; one run at two addresses is one broker. An answer may name a run that has ended, as
+after a restart at another address: so callers poll twice, and report what both saw (`confirmed`).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Copies(NamedTuple):
 
 
 def refusal(copies: Copies, loss: str) -> str:
-    """Return the text of who does not go on with copies.
+    """Return the error of a client that does not go on while two brokers share an id.
 
     Args:
         loss: what would be lost otherwise.

@@ -1,9 +1,9 @@
 """Dead letters: count, show, redrive and purge them.
 
 Those of a channel are named by the ``topic`` and ``channel`` that they come from, or by their
-``dead_letter_topic``; with all three, by both. A call visits some thousand and answers where the
-next one goes on; it also has ``until_ms``, so that newer dead letters are left alone: one that
-fails again at once would be redriven for ever.
+``dead_letter_topic``; with all three, by both. A call visits a few thousand, and answers where
+the next one continues. ``until_ms`` leaves newer dead letters alone: one that fails again at once
+would be redriven for ever.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class OperationRequest(Struct, omit_defaults=True):
     section: ClassVar[str] = ""
     """The title above its own fields in the help of a command."""
     selecting: ClassVar[tuple[str, ...]] = ()
-    """The fields that say what is meant: null is refused there, since it never means all."""
+    """Fields that select what is acted on: null is refused there, so that it never means all."""
     former: ClassVar[Mapping[str, str]] = {}
     """The names of fields by their former ones. Brokers take both; clients send the former, since
     older brokers know no others.

@@ -68,12 +68,12 @@ def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
     return channel
 
 
-async def until_stats(broker: BrokerProcess, topic: str, **wanted: int) -> None:
+async def until_stats(broker: BrokerProcess, topic: str, **expected: int) -> None:
     """Wait until the broker reports these numbers for the topic's first channel."""
     async with asyncio.timeout(50):
         while True:
             stats = await asyncio.to_thread(channel_stats, broker, topic)
-            if {name: stats[name] for name in wanted} == wanted:
+            if {name: stats[name] for name in expected} == expected:
                 return
             await asyncio.sleep(0.02)
 
@@ -99,9 +99,9 @@ async def test_published_messages_arrive(start: Start) -> None:
         await producer.publish_many("t", [b"x" * size for size in range(1, 2000)])
         await asyncio.gather(*(producer.publish("t", b"single %d" % n) for n in range(500)))
         messages = await take(consumer, 2500)
-        wanted = [b"one", *(b"x" * size for size in range(1, 2000))]
-        wanted += [b"single %d" % n for n in range(500)]
-        assert Counter(message.body for message in messages) == Counter(wanted)
+        expected = [b"one", *(b"x" * size for size in range(1, 2000))]
+        expected += [b"single %d" % n for n in range(500)]
+        assert Counter(message.body for message in messages) == Counter(expected)
         assert all(message.attempts == 1 for message in messages)
         await until_stats(broker, "t", depth=0, in_flight_count=0, requeue_count=0, timeout_count=0)
         assert consumer.counts.finished == 2500
@@ -115,16 +115,16 @@ async def test_batches_arrive_and_are_finished(start: Start) -> None:
     bodies += [b"%0200d" % number for number in range(6000)]
     async with Producer(broker.tcp_address) as producer:
         await producer.publish_many("t", bodies)
-    found: list[bytes] = []
+    received: list[bytes] = []
     async with Consumer("t", "c", broker.tcp_address, max_in_flight=2000) as consumer:
         async for batch in consumer.batches():
             assert batch.arrow().equals(pa.array(batch.bodies, pa.binary()))
-            found += batch.bodies
+            received += batch.bodies
             await batch.finish()
-            if len(found) >= len(bodies):
+            if len(received) >= len(bodies):
                 break
         await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=0)
-    assert Counter(found) == Counter(bodies)
+    assert Counter(received) == Counter(bodies)
 
 
 async def test_a_message_comes_back_when_its_handler_fails(start: Start) -> None:
@@ -330,8 +330,8 @@ async def test_a_consumer_of_two_brokers_gets_from_both(start: Start) -> None:
         async with Producer(address) as producer:
             await producer.publish_many("t", [b"%d" % number] * 100)
     async with Consumer("t", "c", addresses, max_in_flight=10) as consumer:
-        found = Counter(message.body for message in await take(consumer, 200))
-    assert found == {b"0": 100, b"1": 100}
+        received = Counter(message.body for message in await take(consumer, 200))
+    assert received == {b"0": 100, b"1": 100}
 
 
 async def test_everything_goes_on_over_a_clean_restart(start: Start) -> None:

@@ -103,7 +103,7 @@ def test_commands_say_it_while_both_run(
     copies: list[BrokerProcess], command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second = copies
-    named = [f"--address={each.http_address}" for each in copies]
+    named = [f"--address={copy.http_address}" for copy in copies]
     code, said = shown(capfd, command, *named)
     assert (code, WAY_OUT in said) == (1, True), said
     assert first.http_address in said
@@ -126,15 +126,15 @@ async def test_a_lookup_daemon_names_the_processes(tmp_path: Path) -> None:
                 await until(lambda: len(daemon.registry.peers) == 2)
                 (url,) = admin.http.daemons
                 nodes: list[dict[str, str]] = (await admin.http.get(url, "/nodes", {}))["producers"]
-                assert len({each["broker"] for each in nodes}) == 1
-                assert len({each["run"] for each in nodes}) == 2
+                assert len({node["broker"] for node in nodes}) == 1
+                assert len({node["run"] for node in nodes}) == 2
                 (copies,) = await admin.nodes.copies()
-                running = {f"http://{each.http_address}" for each in (broker, other)}
+                running = {f"http://{item.http_address}" for item in (broker, other)}
                 assert {*copies.addresses} == running
 
 
 async def test_the_admin_page_shows_it_until_one_is_stopped(copies: list[BrokerProcess]) -> None:
-    async with page_of([each.http_address for each in copies]) as page:
+    async with page_of([copy.http_address for copy in copies]) as page:
         for path in ("/", "/nodes"):
             async with page.events(path) as regions:
                 region = await until_region(regions, WAY_OUT)
@@ -164,7 +164,7 @@ def test_a_consumer_says_it_and_takes_from_both(
 ) -> None:
     async def consume() -> set[bytes]:
         got: set[bytes] = set()
-        addresses = [each.tcp_address for each in copies]
+        addresses = [copy.tcp_address for copy in copies]
         async with Consumer("t", "c", addresses) as consumer:
             async for message in consumer:
                 got.add(message.body)
@@ -179,7 +179,7 @@ def test_a_consumer_says_it_and_takes_from_both(
 
 
 def test_threads_get_the_refusal_too(copies: list[BrokerProcess]) -> None:
-    addresses = [each.tcp_address for each in copies]
+    addresses = [copy.tcp_address for copy in copies]
     with (
         pytest.raises(SubscribeRefused, match=WAY_OUT),
         sync.PullConsumer("t", "g", addresses, start="first") as consumer,
@@ -218,7 +218,7 @@ def test_a_copy_without_its_identity_is_a_broker_of_its_own(copies: list[BrokerP
 
 def test_a_producer_says_it(copies: list[BrokerProcess], caplog: pytest.LogCaptureFixture) -> None:
     async def connect() -> None:
-        async with Producer([each.tcp_address for each in copies]):
+        async with Producer([copy.tcp_address for copy in copies]):
             await until(lambda: "both have the broker id" in caplog.text)
 
     with caplog.at_level(logging.WARNING, logger="martlet.client"):

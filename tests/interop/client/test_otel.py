@@ -39,7 +39,7 @@ class Telemetry:
         self.hooks = otel_hooks(self.tracers)
 
     def named(self, name: str) -> list[ReadableSpan]:
-        return [each for each in self.all() if each.name == name]
+        return [span for span in self.all() if span.name == name]
 
     def all(self) -> Sequence[ReadableSpan]:
         return self._kept.get_finished_spans()
@@ -54,8 +54,8 @@ def linked(span: ReadableSpan) -> list[trace.SpanContext]:
     """Return the spans that this one has links to, without the mark that they are remote."""
     assert all(link.context.is_remote for link in span.links)
     return [
-        trace.SpanContext(each.trace_id, each.span_id, False, each.trace_flags, each.trace_state)
-        for each in (link.context for link in span.links)
+        trace.SpanContext(item.trace_id, item.span_id, False, item.trace_flags, item.trace_state)
+        for item in (link.context for link in span.links)
     ]
 
 
@@ -108,7 +108,7 @@ async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
         await handle_one("orders.mail.dead", "dead-letters", broker, telemetry, Message.requeue)
         async with Admin(broker.http_address) as admin:
             moved = await admin.dead_letters.redrive("orders", "mail", all=True)
-            assert [each.count for each in moved.values.values()] == [1]
+            assert [answer.count for answer in moved.values.values()] == [1]
 
         def note(message: Message) -> None:
             headers.append(dict(message.properties.headers))
@@ -152,8 +152,8 @@ async def test_a_request_is_linked_to_its_reply(telemetry: Telemetry) -> None:
     published, _ = telemetry.named("publish jobs")
     processed, raised = telemetry.named("process jobs")
     replied = sorted(
-        (each for each in telemetry.all() if each.name.startswith("publish reply.")),
-        key=lambda each: each.start_time or 0,
+        (span for span in telemetry.all() if span.name.startswith("publish reply.")),
+        key=lambda item: item.start_time or 0,
     )
     assert request.context is not None
     assert published.parent is not None
@@ -184,7 +184,7 @@ def test_a_blocking_request_is_linked_to_its_reply(telemetry: Telemetry) -> None
         running.join()
     (request,) = telemetry.named("request jobs")
     (processed,) = telemetry.named("process jobs")
-    (replied,) = (each for each in telemetry.all() if each.name.startswith("publish reply."))
+    (replied,) = (span for span in telemetry.all() if span.name.startswith("publish reply."))
     assert request.parent is not None
     assert request.parent.span_id == caller.get_span_context().span_id
     assert linked(request) == [replied.context]
@@ -219,7 +219,7 @@ async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> N
         async with Consumer("t", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer:
             await asyncio.wait_for(consumer.run(handle), 50)
     published, processed = telemetry.named("publish t"), telemetry.named("process t")
-    counts = [attribute(each, "messaging.batch.message_count") for each in published]
+    counts = [attribute(span, "messaging.batch.message_count") for span in published]
     assert counts == [None, None, None, 2, 2, None, None, 2, None, None, None, 2]
     origin = dict(zip(seen, map(linked, processed), strict=True))
     calls = ["publish", "keyed", "submit", "many", "lazy", "send", "async", "sent", "oneway"]
@@ -278,10 +278,10 @@ async def test_the_face_without_await_carries_the_trace(telemetry: Telemetry) ->
     (request,) = telemetry.named("request")
     published, processed = telemetry.named("publish t"), telemetry.named("process t")
     assert request.context is not None
-    assert [each.parent and each.parent.span_id for each in published] == [
+    assert [span.parent and span.parent.span_id for span in published] == [
         request.context.span_id
     ] * 2
-    assert [linked(each) for each in processed] == [[each] for each in contexts(published)]
+    assert [linked(span) for span in processed] == [[item] for item in contexts(published)]
     (inside,) = telemetry.named("inside")
     handled, iterated = processed
     assert inside.parent is not None

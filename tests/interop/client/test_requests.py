@@ -83,7 +83,7 @@ async def worker(
 
 async def names(admin: Admin) -> list[str]:
     """The names of all topics."""
-    return [each.topic for some in (await admin.topics.list()).values.values() for each in some]
+    return [item.topic for some in (await admin.topics.list()).values.values() for item in some]
 
 
 async def echo(message: Message) -> None:
@@ -99,8 +99,8 @@ async def test_a_request_gets_its_reply(broker: Broker, topic: str) -> None:
             )
         )
         assert producer.stats.waiting_requests == 0
-    assert [each.body for each in replies] == [b"re: %d" % n for n in range(100)]
-    assert [each.properties.headers["seen"] for each in replies] == [f"n{n}" for n in range(100)]
+    assert [reply.body for reply in replies] == [b"re: %d" % n for n in range(100)]
+    assert [reply.properties.headers["seen"] for reply in replies] == [f"n{n}" for n in range(100)]
 
 
 async def test_a_message_keeps_its_own_headers_as_a_request(broker: Broker, topic: str) -> None:
@@ -280,7 +280,7 @@ async def test_limits_and_bad_input(broker: Broker, topic: str) -> None:
             await producer.request(topic, b"y")
         async with worker(topic, broker.tcp_address, handle):
             await waiting
-            assert [type(each) for each in errors] == [BadBody, BadBody, TypeError, ValueError]
+            assert [type(error) for error in errors] == [BadBody, BadBody, TypeError, ValueError]
             assert "reply of 2000000 bytes is above the broker's --max-msg-size" in str(errors[1])
         for options, text in (
             ({"headers": {"martlet-reply-to": "me"}}, "'martlet-reply-to' is set by request"),
@@ -411,9 +411,9 @@ async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
                     replies = await asyncio.gather(
                         *(producer.request(topic, body, timeout_s=20) for body in bodies)
                     )
-                    assert [each.body for each in replies] == bodies
+                    assert [reply.body for reply in replies] == bodies
                     await asyncio.sleep(0)
-                    seen |= {each.address for each in producer.stats.brokers if each.stored}
+                    seen |= {broker.address for broker in producer.stats.brokers if broker.stored}
                     if round_number == 0:
                         one.kill()
                         one.start()
@@ -460,14 +460,14 @@ def test_a_client_over_http_reads_the_headers_and_replies(topic: str) -> None:
     with BrokerProcess(None) as broker, sync.Producer(broker.tcp_address) as producer:
         worker = HttpClient(broker.http_address, topic, "workers")
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(producer.request, topic, b"ab", timeout_s=20)
+            replying = pool.submit(producer.request, topic, b"ab", timeout_s=20)
             (message,) = worker.receive(wait=20)
             headers = message["headers"]
             replies = HttpClient(broker.http_address, quote(headers["martlet-reply-to"]))
             correlation_id = headers["martlet-correlation-id"]
             answer = replies.publish("abab", headers={"martlet-correlation-id": correlation_id})
             assert answer.status == 200
-            assert asked.result(20).body == b"abab"
+            assert replying.result(20).body == b"abab"
 
 
 @NEEDS_NSQD

@@ -108,12 +108,12 @@ def clients(broker: BrokerProcess, topic: str) -> list[dict[str, Any]]:
         stats = json.load(response)
     (topic_stats,) = stats["topics"]
     producers = [
-        each
-        for each in stats["producers"] or ()
-        if {"topic": topic} in [{"topic": count["topic"]} for count in each.get("pub_counts", ())]
+        stat
+        for stat in stats["producers"] or ()
+        if {"topic": topic} in [{"topic": count["topic"]} for count in stat.get("pub_counts", ())]
     ]
     return [
-        *(each for channel in topic_stats["channels"] for each in channel["clients"]),
+        *(item for channel in topic_stats["channels"] for item in channel["clients"]),
         *producers,
     ]
 
@@ -148,8 +148,8 @@ async def test_messages_pass_in_every_form(
     ):
         await producer.publish_many(topic, bodies)
         await asyncio.gather(*(producer.publish(topic, b"single %d" % n) for n in range(100)))
-        found = await take(consumer, len(bodies) + 100)
-        assert sorted(each.body for each in found) == sorted(
+        received = await take(consumer, len(bodies) + 100)
+        assert sorted(message.body for message in received) == sorted(
             [*bodies, *(b"single %d" % n for n in range(100))]
         )
         connected = await asyncio.to_thread(clients, broker, topic)
@@ -171,7 +171,7 @@ async def test_batches_pass_in_tls(
 ) -> None:
     tls = Tls(ca_file=certificates.authority)
     bodies = [b"%0200d" % number for number in range(20_000)]
-    found: list[bytes] = []
+    received: list[bytes] = []
     async with (
         Producer(broker.tcp_address, tls=tls, compression=compression) as producer,
         Consumer(
@@ -182,11 +182,11 @@ async def test_batches_pass_in_tls(
         await producer.publish_many(topic, bodies)
         batch: Batch
         async for batch in consumer.batches():
-            found += batch.bodies
+            received += batch.bodies
             await batch.finish()
-            if len(found) >= len(bodies):
+            if len(received) >= len(bodies):
                 break
-    assert sorted(found) == bodies
+    assert sorted(received) == bodies
 
 
 async def test_an_own_context_and_no_verification_do_too(
@@ -229,7 +229,7 @@ async def test_an_untrusted_certificate_is_refused_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     paths = {**vars(certificates), "missing": certificates.authority.with_name("missing")}
-    tls = Tls(**{name: paths.get(each, each) for name, each in wrong.items()})
+    tls = Tls(**{name: paths.get(item, item) for name, item in wrong.items()})
     async with asyncio.timeout(50):
         with pytest.raises(ConnectRefused, match=says):
             async with Producer(broker.tcp_address, tls=tls):
@@ -356,7 +356,7 @@ async def test_an_authorized_client_may_do_all(start: Start, auth: AuthServer, t
         Producer(broker.tcp_address, auth_secret=b"all") as producer,
     ):
         await producer.publish(topic, b"one")
-        assert [each.body for each in await take(consumer, 1)] == [b"one"]
+        assert [item.body for item in await take(consumer, 1)] == [b"one"]
         features = connection_of(consumer).features
         assert features.auth_identity == "anna"
         assert features.auth_identity_url == "https://example.com/anna"
@@ -418,9 +418,9 @@ async def test_a_producer_outlasts_an_auth_server_that_is_away(
         await producer.publish(topic, b"one")
         auth.answers["short"] = Answer(b"out of order", 500)
         await asyncio.sleep(1.1)
-        asked = auth.count("short")
+        ask_count = auth.count("short")
         late = asyncio.create_task(producer.publish(topic, b"two"))
-        while auth.count("short") < asked + 3:
+        while auth.count("short") < ask_count + 3:
             await asyncio.sleep(0.02)
             assert not late.done()
         auth.answers["short"] = Answer(allowed(EVERYTHING))
@@ -469,7 +469,7 @@ async def test_all_of_it_is_there_again_after_a_kill(
     )
     bodies = [b"%d" % number for number in range(40)]
     # What an nsqd held in memory is lost.
-    wanted = set(bodies[-1:] if isinstance(strict, NsqdProcess) else bodies)
+    expected = set(bodies[-1:] if isinstance(strict, NsqdProcess) else bodies)
     some = asyncio.Event()
 
     async def publish(producer: Producer) -> None:
@@ -502,15 +502,15 @@ async def test_all_of_it_is_there_again_after_a_kill(
             again = asyncio.create_task(publish_last(producer))
         async for message in consumer:
             message.finish()
-            wanted.discard(message.body)
-            if not wanted:
+            expected.discard(message.body)
+            if not expected:
                 break
         if again is not None:
             again.cancel()
         await publishing
-        found = await asyncio.to_thread(clients, strict, topic)
-    assert [(client["tls"], client["authed"]) for client in found] == [(True, True)] * 2
-    assert sorted((client["snappy"], client["deflate"]) for client in found) == [
+        consumers = await asyncio.to_thread(clients, strict, topic)
+    assert [(client["tls"], client["authed"]) for client in consumers] == [(True, True)] * 2
+    assert sorted((client["snappy"], client["deflate"]) for client in consumers) == [
         (False, True),
         (True, False),
     ]

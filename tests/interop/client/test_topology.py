@@ -38,8 +38,8 @@ def fetch(broker: BrokerProcess, path: str) -> str:
 def channel_of(broker: BrokerProcess) -> dict[str, Any]:
     (topic,) = json.loads(fetch(broker, "stats?format=json&topic=t"))["topics"]
     (channel,) = topic["channels"]
-    found: dict[str, Any] = channel
-    return found
+    stats: dict[str, Any] = channel
+    return stats
 
 
 async def taken(wires: list[Wire], count: int) -> list[int]:
@@ -71,8 +71,8 @@ async def consumers(broker: BrokerProcess, stack: AsyncExitStack, ready: int) ->
         wire.send(b"RDY %d\n" % ready)
         wires.append(wire)
     # An RDY is not answered.
-    wanted = [ready] * len(PLACES)
-    until(lambda: [c["ready_count"] for c in channel_of(broker)["clients"]] == wanted)
+    expected = [ready] * len(PLACES)
+    until(lambda: [c["ready_count"] for c in channel_of(broker)["clients"]] == expected)
     return wires
 
 

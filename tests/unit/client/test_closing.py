@@ -177,7 +177,7 @@ async def test_closing_a_producer_in_two_tasks_waits_for_answers_in_both() -> No
         await until(lambda: bool(broker.named("PUB")))
         closing = [asyncio.create_task(producer.close()) for _ in range(2)]
         await asyncio.sleep(0.01)
-        assert not any(each.done() for each in closing)
+        assert not any(task.done() for task in closing)
         go.set()
         await asyncio.gather(*closing)
         await stored
@@ -187,10 +187,10 @@ async def test_a_broker_that_goes_while_it_is_first_tried_is_not_waited_for() ->
     answers = [["silent"], []]
 
     async def lookup(_request: web.BaseRequest) -> web.Response:
-        known = answers.pop(0) if len(answers) > 1 else answers[0]
+        listed = answers.pop(0) if len(answers) > 1 else answers[0]
         producers = [
             {"broadcast_address": "127.0.0.1", "tcp_port": int(address.rpartition(":")[2])}
-            for address in known
+            for address in listed
         ]
         return web.json_response({"producers": producers})
 

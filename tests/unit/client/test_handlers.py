@@ -76,7 +76,7 @@ async def test_a_handler_that_returns_finishes_and_one_that_raises_requeues(
         consumer.stop()
         await running
     assert broker.answered("FIN") == [1]
-    requeued = sorted(tuple(each.words[1:]) for each in broker.named("REQ"))
+    requeued = sorted(tuple(item.words[1:]) for item in broker.named("REQ"))
     delays = [(int(message_id, 16), int(delay)) for message_id, delay in requeued]
     assert delays == [(2, 1000), (2, 2000), (2, 3000), (3, 5), (4, 6)]
     failures = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -265,7 +265,7 @@ async def test_closing_gives_back_all_that_is_not_answered() -> None:
             await asyncio.sleep(0.02)
         assert broker.answered("FIN") == [0]
         assert broker.answered("REQ") == [1, 2, 3, 4, 5, 10, 11, 12]
-        assert all(each.words[2] == "0" for each in broker.named("REQ"))
+        assert all(item.words[2] == "0" for item in broker.named("REQ"))
         assert broker.names()[-1] == "CLS"
         assert consumer.counts.requeued == 8
 

@@ -110,14 +110,14 @@ async def test_a_lookup_daemon_that_is_down_is_logged_once(
     looks = 0
     enough = asyncio.Event()
 
-    def found(_addresses: list[Address], _is_all: bool) -> None:
+    def on_found(_addresses: list[Address], _is_all: bool) -> None:
         nonlocal looks
         looks += 1
         if looks == 3:
             enough.set()
         discovery.poll_now()
 
-    discovery = Discovery("t", [f"127.0.0.1:{closed_port}"], 60.0, found)
+    discovery = Discovery("t", [f"127.0.0.1:{closed_port}"], 60.0, on_found)
     watching = asyncio.create_task(discovery.watch())
     await enough.wait()
     watching.cancel()

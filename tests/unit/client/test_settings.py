@@ -43,7 +43,7 @@ from martlet.client.settings import ConnectionOptions
 def test_each_field_is_a_keyword_and_no_field_is_in_two_settings(
     options: Any, settings: list[Any]
 ) -> None:
-    names = [field.name for each in settings for field in fields(each)]
+    names = [field.name for settings_object in settings for field in fields(settings_object)]
     assert sorted(options.__annotations__) == sorted(names)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
@@ -32,15 +33,28 @@ def mute() -> Mute:
     return Mute()
 
 
-@pytest.fixture
-def broker(mute: Mute) -> Iterator[ScriptedBroker]:
+@contextmanager
+def listening(mute: Mute, message_timeout_ms: int) -> Iterator[ScriptedBroker]:
     """A broker in a thread of its own, which no test's blocking holds up."""
     thread = LoopThread()
-    broker = ScriptedBroker(mute, msg_timeout=300, max_msg_timeout=60_000)
+    broker = ScriptedBroker(mute, msg_timeout=message_timeout_ms, max_msg_timeout=60_000)
     thread.call(broker.listen())
     yield broker
     thread.call(broker.go_away())
     thread.loop.call_soon_threadsafe(thread.loop.stop)
+
+
+@pytest.fixture
+def broker(mute: Mute) -> Iterator[ScriptedBroker]:
+    with listening(mute, 60_000) as broker:
+        yield broker
+
+
+@pytest.fixture
+def hasty(mute: Mute) -> Iterator[ScriptedBroker]:
+    """A broker whose messages time out soon."""
+    with listening(mute, 300) as broker:
+        yield broker
 
 
 def until(condition: object) -> None:
@@ -58,48 +72,46 @@ def test_heartbeats_are_answered_while_the_caller_blocks(broker: ScriptedBroker)
         until(lambda: broker.nops == 2)
 
 
-def test_messages_that_waited_too_long_are_not_handed_out(broker: ScriptedBroker) -> None:
-    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
-        until(broker.ready_counts)
+def test_messages_that_waited_too_long_are_not_handed_out(hasty: ScriptedBroker) -> None:
+    with Consumer("t", "c", hasty.address, max_in_flight=10) as consumer:
+        until(hasty.ready_counts)
         frames = b"".join(message_frame(b"old %d" % n, number=n) for n in range(3))
-        broker.peers[-1].send(frames)
+        hasty.peers[-1].send(frames)
         assert next(consumer).body == b"old 0"
         time.sleep(0.35)
-        broker.peers[-1].send(message_frame(b"new", number=9))
+        hasty.peers[-1].send(message_frame(b"new", number=9))
         message = next(consumer)
         assert message.body == b"new"
         assert consumer.counts.expired == 2
         message.finish()
-    assert broker.answered("FIN") == [9]
-    assert set(broker.answered("REQ")) <= {0}
+    assert hasty.answered("FIN") == [9]
+    assert set(hasty.answered("REQ")) <= {0}
 
 
-def test_messages_that_waited_long_are_touched_when_handed_out(broker: ScriptedBroker) -> None:
-    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
-        until(broker.ready_counts)
-        broker.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
+def test_messages_that_waited_long_are_touched_when_handed_out(hasty: ScriptedBroker) -> None:
+    with Consumer("t", "c", hasty.address, max_in_flight=10) as consumer:
+        until(hasty.ready_counts)
+        hasty.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
         next(consumer).finish()
         time.sleep(0.22)
         message = next(consumer)
-        until(lambda: broker.answered("TOUCH"))
+        until(lambda: hasty.answered("TOUCH"))
         message.finish()
     # Again, if this process had no processor for a quarter of its time.
-    assert set(broker.answered("TOUCH")) == {1}
-    assert broker.answered("FIN") == [0, 1]
+    assert set(hasty.answered("TOUCH")) == {1}
+    assert hasty.answered("FIN") == [0, 1]
 
 
-def test_only_iterated_messages_are_touched(
-    broker: ScriptedBroker,
-) -> None:
-    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
-        until(broker.ready_counts)
-        broker.peers[-1].send(b"".join(message_frame(b"x", number=n) for n in range(3)))
+def test_only_iterated_messages_are_touched(hasty: ScriptedBroker) -> None:
+    with Consumer("t", "c", hasty.address, max_in_flight=10) as consumer:
+        until(hasty.ready_counts)
+        hasty.peers[-1].send(b"".join(message_frame(b"x", number=n) for n in range(3)))
         message = next(consumer)
-        until(lambda: len(broker.answered("TOUCH")) >= 4)
-        assert set(broker.answered("TOUCH")) == {0}
+        until(lambda: len(hasty.answered("TOUCH")) >= 4)
+        assert set(hasty.answered("TOUCH")) == {0}
         message.finish()
-        until(lambda: broker.answered("FIN"))
-    assert broker.answered("FIN") == [0]
+        until(lambda: hasty.answered("FIN"))
+    assert hasty.answered("FIN") == [0]
 
 
 def test_messages_unanswered_at_the_end_are_given_back(broker: ScriptedBroker) -> None:

@@ -488,8 +488,8 @@ class AdminHttp:
 
 
 def url_of_broker(host: object, port: object) -> str:
-    """Return the URL of a broker that a lookup daemon names. What is not valid is shown, between
-    quotes that are in no URL, and refused where it is asked.
+    """Return the URL of a broker that a lookup daemon names. An invalid address is returned in
+    quotes, which no URL has, so that requests to it are refused.
     """
     try:
         return f"http://{lookup_address(host, port)}"

@@ -222,8 +222,8 @@ class PagesMethod(
 
 
 def _check_position(kind: type[OperationRequest], start: Position) -> None:
-    """Refuse a position with other fields of the request: a page takes it from its address, and
-    who may see the list may not choose them all. Fields of a newer broker pass.
+    """Refuse a position that sets other fields of the request. The admin page takes positions from
+    its URL, and a viewer may not choose every field. Fields of a newer broker pass.
     """
     fields = fields_of(kind)
     for name in start.place:

@@ -39,15 +39,15 @@ class _Pin:
 
 
 class KeyPinning:
-    """The keys of what is unanswered.
+    """The order keys of unanswered messages, each pinned to a broker.
 
     Args:
         brokers: all that there are.
-        on_moved: called when something waits for another broker than before.
+        on_moved: called when messages have moved to another broker's queue.
 
     Attributes:
         pins: where each key is pinned.
-        unassigned: what waits while no broker is connected.
+        unassigned: messages that wait while no broker is connected.
     """
 
     def __init__(self, brokers: Sequence[InFlightQueue], on_moved: Callable[[], None]) -> None:
@@ -57,14 +57,14 @@ class KeyPinning:
         self.pins: dict[OrderKey, _Pin] = {}
 
     def queues(self) -> Iterator[deque[PendingPublish]]:
-        """All that waits, but for what is pinned to a broker."""
+        """Yield the queues of messages that wait without a broker, or for others of their key."""
         yield self.unassigned
         for pin in self.pins.values():
             if pin.held:
                 yield pin.held
 
     def add(self, pending: PendingPublish, key: OrderKey) -> None:
-        """Put this behind what there is of its key."""
+        """Queue a message behind those of its key."""
         pin = self.pins.get(key)
         if pin is None:
             pin = self.pins[key] = _Pin()
@@ -77,14 +77,13 @@ class KeyPinning:
     def holds(
         self, waiting: deque[PendingPublish], key: OrderKey, batch: ProducerBatch | None
     ) -> bool:
-        """Whether the first has to wait for others of its key, or for another broker.
-
-        Then it is taken from what waits, and kept here until it may go.
+        """Return whether the first waiting message must wait for others of its key, or for another
+        broker. If so, it moves from the queue to the pin of its key.
 
         Args:
-            waiting: what waits at a broker.
+            waiting: the messages that wait at a broker.
             key: the order key of the first.
-            batch: what it may join, if there is one.
+            batch: the batch that it may join, if any.
         """
         pin = self.pins[key]
         if not pin.needs_sends:
@@ -107,14 +106,14 @@ class KeyPinning:
         return True
 
     def sent(self, key: OrderKey, batch: ProducerBatch) -> None:
-        """One more of the key is in flight."""
+        """Count a message of the key as in flight."""
         pin = self.pins[key]
         pin.in_flight += 1
         if batch.number:
             pin.send = batch
 
     def settle(self, pending: PendingPublish, *, was_sent: bool) -> None:
-        """This has its answer."""
+        """Forget a message that is answered, or has failed."""
         key = pending.order_key
         if key is None:
             return
@@ -133,7 +132,7 @@ class KeyPinning:
 
         Args:
             broker: where they were pinned.
-            unsent: what was in flight there and is to be sent again, in order.
+            unsent: messages that were in flight there and are sent again, in order.
         """
         waiting = list(unsent)
         held: list[PendingPublish] = []
@@ -154,7 +153,7 @@ class KeyPinning:
         self._queue_all(waiting)
 
     def assign(self) -> None:
-        """Pin what had no broker, now that there is one."""
+        """Pin the keys of messages that had no broker, now that one is connected."""
         waiting = list(self.unassigned)
         self.unassigned.clear()
         self._queue_all(waiting)
@@ -175,7 +174,7 @@ class KeyPinning:
         )
 
     def _release(self, key: OrderKey, pin: _Pin) -> None:
-        """Queue what was held, as nothing of its key is in flight."""
+        """Queue the held messages of a key, none of which is in flight."""
         broker = pin.broker
         if broker is not None and self._needs_another(pin, pin.held[0]):
             others: list[PendingPublish] = []

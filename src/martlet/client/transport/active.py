@@ -1,6 +1,6 @@
 """Several connections to one broker, of which one is active: that to its newest run.
 
-So a primary that was paused, and believes that it is one, is left as soon as the next one answers.
+So clients leave a paused primary, which still believes it is one, once its successor answers.
 """
 
 from __future__ import annotations

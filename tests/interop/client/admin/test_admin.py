@@ -69,15 +69,15 @@ class Face:
         """Make a call of a new client of these brokers, or by `settings`; list what it yields."""
         if self._is_blocking:
             with sync.Admin(addresses, **settings) as admin:
-                found = call(admin)
-                return list(found) if isinstance(found, Iterator) else found
+                result = call(admin)
+                return list(result) if isinstance(result, Iterator) else result
 
         async def run() -> Any:
             async with Admin(addresses, **settings) as admin:
-                found = call(admin)
-                if hasattr(found, "__aiter__"):
-                    return [each async for each in found]
-                return await found
+                result = call(admin)
+                if hasattr(result, "__aiter__"):
+                    return [message async for message in result]
+                return await result
 
         return asyncio.run(run())
 
@@ -109,23 +109,23 @@ def test_a_topic_and_a_channel_from_their_creation_to_their_end(
     do(lambda admin: admin.channels.pause(topic, "c"))
     do(lambda admin: admin.topics.pause(topic))
     cluster.publish(topic, b"one", b"two")
-    (found,) = do(lambda admin: admin.topics.list(topic))[cluster.urls[0]]
-    assert (found.topic, found.is_paused, found.queue_count) == (topic, True, 2)
-    assert [(each.channel, each.is_paused) for each in found.channels] == [("c", True)]
+    (stats,) = do(lambda admin: admin.topics.list(topic))[cluster.urls[0]]
+    assert (stats.topic, stats.is_paused, stats.queue_count) == (topic, True, 2)
+    assert [(channel.channel, channel.is_paused) for channel in stats.channels] == [("c", True)]
     do(lambda admin: admin.topics.unpause(topic))
     do(lambda admin: admin.channels.unpause(topic, "c"))
     listed = face.ask(lambda admin: admin.channels.list(topic), *cluster.brokers)
-    sums = listed.added(lambda each: each.channel, lambda each: each.counts)
+    sums = listed.added(lambda item: item.channel, lambda item: item.counts)
     assert sums == {"c": ChannelCounts(depth=4, backend_depth=4, message_count=4)}
     emptied = do(lambda admin: admin.channels.empty(topic, "c"))
-    assert [each.depth for each in emptied.values()] == [2, 2]
+    assert [item.depth for item in emptied.values()] == [2, 2]
     restored = do(lambda admin: admin.channels.restore(topic, "c", emptied))
     assert [*restored.values()] == [2, 2]
     do(lambda admin: admin.channels.empty(topic, "c"))
     replayed = face.ask(
         lambda admin: admin.channels.replay(topic, "c", beginning=True), *cluster.brokers
     )
-    assert replayed.total(lambda each: each.message_count) == 4
+    assert replayed.total(lambda item: item.message_count) == 4
     do(lambda admin: admin.topics.empty(topic))
     do(lambda admin: admin.channels.delete(topic, "c"))
     do(lambda admin: admin.topics.delete(topic))
@@ -155,18 +155,18 @@ def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, 
     described = ask(lambda admin: admin.topics.describe(topic))
     assert (described.topic, described.policy, described.channel_policies) == (topic, {}, {})
     queues = described.queues
-    assert [each.queue for each in queues] == [0, 1]
-    assert sum(each.end_offset for each in queues) == 3
-    found = [message for each in queues for message in read(0, each.queue).messages]
-    assert sorted(each.body for each in found) == [b"one", b"three", b"\xff\x00"]
-    (tagged,) = (each for each in found if each.properties)
+    assert [queue.queue for queue in queues] == [0, 1]
+    assert sum(queue.end_offset for queue in queues) == 3
+    received = [message for queue in queues for message in read(0, queue.queue).messages]
+    assert sorted(message.body for message in received) == [b"one", b"three", b"\xff\x00"]
+    (tagged,) = (message for message in received if message.properties)
     assert tagged.body == b"one"
     assert tagged.properties == {"tag": "a", "keys": ["k"], "headers": {"h": "v"}}
-    for message in found:
+    for message in received:
         assert find(message.id) == message
         assert queues[message.queue].offset_of(message.id) == message.offset
         assert message.stored_at_ns // 1_000_000 >= began_ms
-    place = max(queues, key=lambda each: int(each.end_offset))
+    place = max(queues, key=lambda item: int(item.end_offset))
     one = read(0, place.queue, limit=1)
     assert (len(one.messages), one.next_offset, one.is_end) == (1, 1, False)
     end = read(99, place.queue)
@@ -200,16 +200,16 @@ def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, f
     publish(b"ordered", order_key="all")
     publish(b"plain")
     every = by_key("all")
-    assert [each.body for each in every.messages] == [b"ordered", *b"5 4 3 2 1 0".split()]
+    assert [message.body for message in every.messages] == [b"ordered", *b"5 4 3 2 1 0".split()]
     assert every.next == ""
     for message in every.messages[1:]:
         assert message.properties["keys"] == ["all", f"key-{int(message.body) % 3}", "ü"]
         assert find(message.id) == message
-    assert [each.body for each in by_key("key-1").messages] == [b"4", b"1"]
+    assert [message.body for message in by_key("key-1").messages] == [b"4", b"1"]
     assert len(by_key("ü").messages) == 6
     since, until = every.messages[3].stored_at_ns, every.messages[1].stored_at_ns
     some = by_key("all", since_ns=since, until_ns=until)
-    assert [each.body for each in some.messages] == [b"4", b"3"]
+    assert [message.body for message in some.messages] == [b"4", b"3"]
     assert by_key("key").messages == by_key("key-9").messages == ()
     paged: list[Any] = []
     after = None
@@ -240,14 +240,14 @@ def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, fac
     answers = face.ask(
         lambda admin: admin.channels.peek(topic, "c", max_body_bytes=8), *cluster.brokers
     )
-    for found in answers.values.values():
-        assert sorted((each.body, each.body_bytes) for each in found) == [
+    for received in answers.values.values():
+        assert sorted((message.body, message.body_bytes) for message in received) == [
             (b"longlong", 200),
             (b"text", 4),
             (b"\xff\x00", 2),
         ]
-        assert {each.queue for each in found} == {0, 1}
-        assert {each.state for each in found} == {"waiting"}
+        assert {message.queue for message in received} == {0, 1}
+        assert {message.state for message in received} == {"waiting"}
     pages = face.ask(lambda admin: admin.channels.peek_pages(topic, "c", limit=2), *cluster.brokers)
     counts = dict.fromkeys(cluster.urls, 0)
     for page in pages:
@@ -258,7 +258,7 @@ def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, fac
         lambda admin: admin.channels.peek_pages(topic, "c", start=first), *cluster.brokers
     )
     assert {page.broker for page in rest} == {cluster.urls[0]}
-    seen = [each.id for page in [pages[0], *rest] for each in page.items]
+    seen = [item.id for page in [pages[0], *rest] for item in page.items]
     assert len(seen) == len(set(seen)) == 3
     with pytest.raises(AdminNotFound, match="it is none of the brokers that are asked"):
         face.ask(
@@ -284,11 +284,13 @@ def test_groups_are_described_and_a_reset_has_a_preview(cluster: Cluster, face: 
     (group,) = do(lambda admin: admin.groups.list(topic)).values[cluster.urls[1]]
     assert (group.group, group.member_count, group.lag, group.kind) == ("g", 1, 3, "offsets")
     described = do(lambda admin: admin.groups.describe(topic, "g")).values[cluster.urls[0]]
-    assert [each.client_id for each in described.members] == ["me"]
-    assert [(each.member, each.end_offset, each.lag) for each in described.queues] == [("me", 3, 3)]
+    assert [member.client_id for member in described.members] == ["me"]
+    assert [(queue.member, queue.end_offset, queue.lag) for queue in described.queues] == [
+        ("me", 3, 3)
+    ]
     preview = do(lambda admin: admin.groups.reset(topic, "g", to_last=True, dry_run=True))
     assert [
-        (each.before, each.offset, each.lag) for each in preview.values[cluster.urls[0]].queues
+        (queue.before, queue.offset, queue.lag) for queue in preview.values[cluster.urls[0]].queues
     ] == [(0, 3, 0)]
     assert do(lambda admin: admin.groups.lag(topic, "g")).total(lambda lag: lag) == 6
     with pytest.raises(AdminError, match="the group has 1 member") as refused:
@@ -320,19 +322,19 @@ def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, fa
     until(lambda: do(lambda admin: admin.dead_letters.list(topic, "c")) is not None)
     until(lambda: do(lambda admin: admin.dead_letters.list(topic, "c"))[0].count == 3)
     (counted,) = do(lambda admin: admin.dead_letters.list(topic, "c"))
-    assert [(each.channel, each.count, each.reasons) for each in counted.channels] == [
+    assert [(channel.channel, channel.count, channel.reasons) for channel in counted.channels] == [
         ("c", 3, {"rejected": 3})
     ]
     letters = do(lambda admin: admin.dead_letters.show(topic, "c", limit=2))
-    assert [(each.body, each.reason, each.attempts) for each in letters] == [
+    assert [(letter.body, letter.reason, letter.attempts) for letter in letters] == [
         (b"a", "rejected", 1),
         (b"b", "rejected", 1),
     ]
     pages = face.ask(lambda admin: admin.dead_letters.pages(topic, "c"), *where)
-    assert [each.body for page in pages for each in page.items] == [b"a", b"b", b"c"]
+    assert [item.body for page in pages for item in page.items] == [b"a", b"b", b"c"]
     (page,) = face.ask(lambda admin: admin.dead_letters.pages(topic, "c", limit=1), *where)
     rest = face.ask(lambda admin: admin.dead_letters.pages(topic, "c", start=page.next), *where)
-    assert [each.body for page in rest for each in page.items] == [b"b", b"c"]
+    assert [item.body for page in rest for item in page.items] == [b"b", b"c"]
     chosen = [letters[0].id, "0123456789abcdef"]
     tried = do(lambda admin: admin.dead_letters.redrive(topic, "c", ids=chosen, dry_run=True))
     assert (tried.count, tried.kept, tried.found) == (1, {}, {letters[0].id})
@@ -357,17 +359,17 @@ def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, face: Face)
         return face.ask(call, *cluster.brokers)
 
     listed = do(lambda admin: admin.delayed.list(topic, limit=2))
-    assert [each.deliver_at_ms for each in listed.joined()] == [at_ms, at_ms + 1]
+    assert [item.deliver_at_ms for item in listed.joined()] == [at_ms, at_ms + 1]
     (page,) = do(lambda admin: admin.delayed.pages(topic, limit=2))
     assert page.items == tuple(listed.joined())
     (last,) = do(lambda admin: admin.delayed.pages(topic, start=page.next))
-    assert [each.deliver_at_ms for each in last.items] == [at_ms + 2]
+    assert [item.deliver_at_ms for item in last.items] == [at_ms + 2]
     assert last.next is None
     # The other broker does not have the topic.
     assert [type(error) for error in listed.errors.values()] == [AdminNotFound]
     assert listed.check() is listed
     cancelled = do(lambda admin: admin.delayed.cancel(topic, [first, "0" * 16]))
-    assert [(each.cancelled, each.not_waiting) for each in cancelled.values.values()] == [
+    assert [(answer.cancelled, answer.not_waiting) for answer in cancelled.values.values()] == [
         ((first.decode(),), ("0" * 16,))
     ]
     (rest,) = do(lambda admin: admin.delayed.cancel_all(topic)).values.values()
@@ -396,10 +398,10 @@ def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> N
     begin(keep)
     begin(drop)
     listed = do(lambda admin: admin.transactions.list())
-    found = {each.id: each for each in listed.values[cluster.urls[1]]}
-    assert found[keep].topics == {topic: 1}
+    open_transactions = {summary.id: summary for summary in listed.values[cluster.urls[1]]}
+    assert open_transactions[keep].topics == {topic: 1}
     listed = do(lambda admin: admin.transactions.list(state="", group="", limit=1000))
-    assert {keep, drop} <= {each.id for each in listed.joined()}
+    assert {keep, drop} <= {item.id for item in listed.joined()}
     assert do(lambda admin: admin.transactions.list(group="nobody's")).joined() == []
     with pytest.raises(ValueError, match="it is one of open, silent, prepared"):
         do(lambda admin: admin.transactions.list(state="committed"))
@@ -411,9 +413,9 @@ def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> N
     assert (message.body, message.tag, message.topic) == (b"half", "t", topic)
     assert isinstance(shown.errors[cluster.urls[0]], AdminNotFound)
     committed = do(lambda admin: admin.transactions.commit(keep))
-    assert [each.state for each in committed.values.values()] == ["committed"]
+    assert [answer.state for answer in committed.values.values()] == ["committed"]
     dropped = do(lambda admin: admin.transactions.rollback(drop))
-    assert [each.state for each in dropped.values.values()] == ["rolled-back"]
+    assert [answer.state for answer in dropped.values.values()] == ["rolled-back"]
     with pytest.raises(AdminNotFound):
         do(lambda admin: admin.transactions.show("unknown"))
 
@@ -431,39 +433,41 @@ def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, face: Face)
         (message,) = answers.values[cluster.urls[0]].messages
         assert (message.id, message.topic) == (message_id.decode(), topic)
         assert message.body_bytes == 4
-        assert [(each.channel, each.state) for each in message.channels] == [("c", "waiting")]
+        assert [(channel.channel, channel.state) for channel in message.channels] == [
+            ("c", "waiting")
+        ]
     with pytest.raises(ValueError, match="either a message's id or a key"):
         face.ask(lambda admin: admin.trace.find(), *cluster.brokers)
 
 
 def test_lookup_daemons_know_the_brokers(cluster: Cluster, face: Face) -> None:
     topic = f"known-{face.name}"
-    found = {"lookupd_http_addresses": cluster.lookup.http_address}
-    face.ask(lambda admin: admin.topics.create(topic), **found)
+    daemons = {"lookupd_http_addresses": cluster.lookup.http_address}
+    face.ask(lambda admin: admin.topics.create(topic), **daemons)
     until(lambda: topic in ask(cluster.lookup.http_address, "/topics")["topics"])
     until(lambda: len(ask(cluster.lookup.http_address, f"/lookup?topic={topic}")["producers"]) == 2)
     daemon = f"http://{cluster.lookup.http_address}"
-    nodes = distinct_nodes(face.ask(lambda admin: admin.nodes.list(), **found))
+    nodes = distinct_nodes(face.ask(lambda admin: admin.nodes.list(), **daemons))
     assert sorted(node.http_port for node in nodes) == sorted(
         int(address.rpartition(":")[2]) for address in cluster.brokers
     )
     assert {node.lookup_daemons for node in nodes} == {(daemon,)}
     named = face.ask(lambda admin: admin.nodes.list(), *cluster.brokers)
     assert [topic in node.topics for node in named.joined()] == [True, True]
-    stats = face.ask(lambda admin: admin.nodes.stats(), **found)
-    assert {each.health for each in stats.values.values()} == {"OK"}
+    stats = face.ask(lambda admin: admin.nodes.stats(), **daemons)
+    assert {answer.health for answer in stats.values.values()} == {"OK"}
     hidden = f"127.0.0.1:{cluster.one.http_address.rpartition(':')[2]}"
-    done = face.ask(lambda admin: admin.nodes.tombstone(topic, hidden), **found)
+    done = face.ask(lambda admin: admin.nodes.tombstone(topic, hidden), **daemons)
     assert list(done.values) == [daemon]
-    left = face.ask(lambda admin: admin.topics.list(topic), **found)
+    left = face.ask(lambda admin: admin.topics.list(topic), **daemons)
     assert list(left.values) == [cluster.urls[1]]
     with pytest.raises(ValueError, match="tombstones are at lookup daemons"):
         face.ask(lambda admin: admin.nodes.tombstone(topic, hidden), *cluster.brokers)
-    done = face.ask(lambda admin: admin.channels.create(topic, "c"), **found)
+    done = face.ask(lambda admin: admin.channels.create(topic, "c"), **daemons)
     assert set(done.values) == {cluster.urls[1], daemon}
     assert ask(cluster.lookup.http_address, f"/channels?topic={topic}")["channels"] == ["c"]
     with pytest.raises(AdminNotFound, match="no broker with topic 'nowhere' is known there"):
-        face.ask(lambda admin: admin.topics.pause("nowhere"), **found)
+        face.ask(lambda admin: admin.topics.pause("nowhere"), **daemons)
 
 
 def test_a_broker_without_replicas_is_no_replica(cluster: Cluster, face: Face) -> None:
@@ -502,7 +506,7 @@ def test_one_of_two_brokers_is_down(face: Face) -> None:
             with pytest.raises(AdminUnreachable, match=f"cannot connect to {down}"):
                 answers.check()
         health = face.ask(lambda admin: admin.nodes.health(), *addresses)
-        assert {url: each.is_healthy for url, each in health.values.items()} == {
+        assert {url: answer.is_healthy for url, answer in health.values.items()} == {
             up: True,
             down: False,
         }
@@ -527,13 +531,13 @@ def test_a_broker_that_a_lookup_daemon_knows_is_down(face: Face) -> None:
                 ask(broker.http_address, "/topic/create?topic=t", "POST")
             until(lambda: len(ask(lookup.http_address, "/lookup?topic=t")["producers"]) == 2)
             missing = f"http://127.0.0.1:{free_port()}"
-            found = {"lookupd_http_addresses": [lookup.http_address, missing]}
-            answers = face.ask(lambda admin: admin.topics.pause("t"), **found)
+            daemons = {"lookupd_http_addresses": [lookup.http_address, missing]}
+            answers = face.ask(lambda admin: admin.topics.pause("t"), **daemons)
             assert list(answers.values) == [f"http://{one.http_address}"]
             assert list(answers.errors) == [f"http://127.0.0.1:{wrong_port}"]
             # Daemons keep a topic that a broker may still have.
-            face.ask(lambda admin: admin.topics.delete("t"), **found)
+            face.ask(lambda admin: admin.topics.delete("t"), **daemons)
             assert ask(lookup.http_address, "/topics")["topics"] == ["t"]
-            known = face.ask(lambda admin: admin.nodes.list(), **found)
-            assert len(known.values[f"http://{lookup.http_address}"]) == 2
-            assert list(known.errors) == [missing]
+            nodes = face.ask(lambda admin: admin.nodes.list(), **daemons)
+            assert len(nodes.values[f"http://{lookup.http_address}"]) == 2
+            assert list(nodes.errors) == [missing]

@@ -44,17 +44,17 @@ async def connected(producer: Producer, count: int) -> None:
 
 async def read(broker: BrokerProcess | Broker, topic: str, count: int) -> list[bytes]:
     """Return the broker's messages of the topic, repeated ones included."""
-    found: list[bytes] = []
+    received: list[bytes] = []
     async with (
         asyncio.timeout(50),
         Consumer(topic, "c", broker.tcp_address, max_in_flight=2000) as consumer,
     ):
         async for batch in consumer.batches():
-            found += batch.bodies
+            received += batch.bodies
             await batch.finish()
-            if len(set(found)) >= count:
+            if len(set(received)) >= count:
                 break
-    return found
+    return received
 
 
 async def test_published_messages_are_stored_though_one_of_three_brokers_is_killed(
@@ -94,10 +94,10 @@ async def test_published_messages_are_stored_though_one_of_three_brokers_is_kill
             await asyncio.gather(*publishing)
         stats = producer.stats
         assert (stats.pending_messages, stats.timed_out) == (0, 0)
-        assert all(each.stored > 100 for each in stats.brokers), stats
+        assert all(broker.stored > 100 for broker in stats.brokers), stats
         assert stats.stored == len(ledger)
 
-    found: set[bytes] = set()
+    received: set[bytes] = set()
     async with (
         asyncio.timeout(50),
         Consumer(
@@ -105,11 +105,11 @@ async def test_published_messages_are_stored_though_one_of_three_brokers_is_kill
         ) as consumer,
     ):
         async for batch in consumer.batches():
-            found.update(batch.bodies)
+            received.update(batch.bodies)
             await batch.finish()
-            if found >= ledger:
+            if received >= ledger:
                 break
-    assert found >= ledger
+    assert received >= ledger
 
 
 async def test_keyed_messages_stay_in_order_over_a_kill(brokers: list[BrokerProcess]) -> None:
@@ -148,7 +148,7 @@ async def test_keyed_messages_stay_in_order_over_a_kill(brokers: list[BrokerProc
 
 def producer_count(producer: Producer, broker: BrokerProcess) -> int:
     """How many messages the producer knows that the broker has."""
-    (stats,) = (each for each in producer.stats.brokers if each.address == broker.tcp_address)
+    (stats,) = (item for item in producer.stats.brokers if item.address == broker.tcp_address)
     return stats.stored
 
 
@@ -181,8 +181,8 @@ async def test_brokers_that_lookup_daemons_know_come_and_go(tmp_path: Path) -> N
             await producer.publish("t", b"%d" % len(numbers))
             numbers.append(len(numbers))
 
-    def known() -> set[str]:
-        return {each.address for each in producer.stats.brokers}
+    def listed() -> set[str]:
+        return {broker.address for broker in producer.stats.brokers}
 
     with LookupProcess() as lookup:
         registers = {
@@ -202,14 +202,14 @@ async def test_brokers_that_lookup_daemons_know_come_and_go(tmp_path: Path) -> N
                 while len(numbers) < at + 50:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             at = len(numbers)
-            while known() != {two.tcp_address} or len(numbers) < at + 50:  # noqa: ASYNC110
+            while listed() != {two.tcp_address} or len(numbers) < at + 50:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             is_over = True
             await publishing
             one = await stack.enter_async_context(Broker(tmp_path / "one"))
-            found = await read(two, "t", producer.stats.brokers[0].stored)
-            found += await read(one, "t", len(numbers) - len(set(found)))
-            assert {int(body) for body in found} == set(numbers)
+            received = await read(two, "t", producer.stats.brokers[0].stored)
+            received += await read(one, "t", len(numbers) - len(set(received)))
+            assert {int(body) for body in received} == set(numbers)
 
 
 async def test_messages_that_a_full_disk_refuses_go_to_another_broker() -> None:
@@ -226,5 +226,5 @@ async def test_messages_that_a_full_disk_refuses_go_to_another_broker() -> None:
         assert full.refused > 0
         assert full.stored > 500
         assert full.stored + other.stored == len(bodies)
-        found = await read(small, "t", full.stored) + await read(big, "t", other.stored)
-        assert sorted(found) == sorted(bodies)
+        received = await read(small, "t", full.stored) + await read(big, "t", other.stored)
+        assert sorted(received) == sorted(bodies)

@@ -50,9 +50,9 @@ def producer_of(*addresses: str, **settings: Any) -> Producer:
 async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """Receive all messages of a topic, and check that no more come."""
     async with Consumer(topic, "all", broker.tcp_address) as consumer:
-        found = [(await asyncio.wait_for(anext(consumer), 50)).body for _ in range(count)]
+        received = [(await asyncio.wait_for(anext(consumer), 50)).body for _ in range(count)]
     assert broker.server.broker.topics[topic].all_queues.message_count == count
-    return found
+    return received
 
 
 async def test_the_result_has_the_place_of_a_message(broker: Broker) -> None:
@@ -97,10 +97,10 @@ async def test_sends_of_one_turn_go_together_and_each_gets_its_place(
         ]
         results = await asyncio.gather(*futures)
         many = await producer.send_many("t", [b"x", Outgoing(b"y", Properties(tag="z"))])
-        assert [each.offset for each in many] == [100, 101]
+        assert [result.offset for result in many] == [100, 101]
         stats = producer.stats
         assert (stats.stored, stats.pending_messages, stats.retried) == (102, 0, 0)
-    assert [each.offset for each in results] == list(range(100))
+    assert [result.offset for result in results] == list(range(100))
     assert broker.server.broker.topics["t"].queue.index.end_row < 5, "few batches"
     async with Consumer("t", "c", broker.tcp_address) as consumer:
         for number, result in enumerate(results):
@@ -121,7 +121,7 @@ async def test_callbacks_hear_of_results_and_of_errors(broker: Broker) -> None:
         with pytest.raises(PublishRefused, match="NO_QUEUE topic 't' has no queue 3"):
             await bad
         assert results == [await good]
-        assert [type(each) for each in errors] == [PublishRefused]
+        assert [type(error) for error in errors] == [PublishRefused]
 
 
 async def test_publish_takes_properties_and_then_needs_a_martlet_broker(broker: Broker) -> None:
@@ -177,8 +177,8 @@ async def test_a_producer_never_runs_further_ahead_than_the_broker_remembers(
         await asyncio.wait_for(proxy.swallowed.wait(), 50)
         proxy.go_on()
         results = await asyncio.gather(*futures)
-        assert [each.offset for each in results] == list(range(200))
-        assert 0 < sum(each.is_duplicate for each in results) <= 64
+        assert [result.offset for result in results] == list(range(200))
+        assert 0 < sum(result.is_duplicate for result in results) <= 64
 
 
 async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
@@ -235,8 +235,8 @@ async def test_a_stored_but_unanswered_send_is_stored_once(tmp_path: Path, flush
             await asyncio.wait_for(proxy.swallowed.wait(), 50)
             proxy.go_on()
             sent += await asyncio.gather(*futures)
-            assert all(each.is_duplicate for each in sent[-5:])
-        assert [each.offset for each in sent] == list(range(16))
+            assert all(result.is_duplicate for result in sent[-5:])
+        assert [result.offset for result in sent] == list(range(16))
         assert producer.stats.retried >= 15
         expected = [b"first", *(b"%d.%d" % (turn, n) for turn in range(3) for n in range(5))]
         assert await bodies(broker, "t", 16) == expected
@@ -273,10 +273,10 @@ async def test_messages_of_an_order_key_stay_in_order_through_cuts(broker: Broke
                 proxy.go_on()
         results = await asyncio.gather(*futures)
         for first in range(4):
-            places = [(each.queue, each.offset or 0) for each in results[first::4]]
+            places = [(result.queue, result.offset or 0) for result in results[first::4]]
             assert places == sorted(places)
             assert len({queue for queue, _ in places}) == 1
-        assert len({(each.queue, each.offset) for each in results}) == 60
+        assert len({(result.queue, result.offset) for result in results}) == 60
         await bodies(broker, "t", 60)
 
 
@@ -337,7 +337,7 @@ async def test_one_bad_message_does_not_take_others_with_it(broker: Broker) -> N
     async with producer_of(broker.tcp_address, limits=limits) as producer:
         futures = [producer.send_async("t", body) for body in (b"1", bytes(2 << 20), b"2", b"3")]
         results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(each) for each in results] == [
+        assert [type(result) for result in results] == [
             SendResult,
             PublishRefused,
             SendResult,
@@ -356,12 +356,12 @@ async def test_of_many_sends_that_went_together_a_few_bad_ones_are_refused_alone
         sent = [b"x" * 2000 if number in bad else b"%d" % number for number in range(300)]
         futures = [producer.send_async("t", body) for body in sent]
         results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
-        assert {n for n, each in enumerate(results) if isinstance(each, PublishRefused)} == bad
-        stored = [each for each in results if isinstance(each, SendResult)]
-        assert [each.offset for each in stored] == list(range(1, 301 - len(bad)))
-        wanted = [body for number, body in enumerate(sent) if number not in bad]
+        assert {n for n, result in enumerate(results) if isinstance(result, PublishRefused)} == bad
+        stored = [result for result in results if isinstance(result, SendResult)]
+        assert [result.offset for result in stored] == list(range(1, 301 - len(bad)))
+        remaining = [body for number, body in enumerate(sent) if number not in bad]
         core = broker.server.broker
-        assert bodies_of(core, core.topics["t"]) == [b"first", *wanted]
+        assert bodies_of(core, core.topics["t"]) == [b"first", *remaining]
 
 
 async def test_another_broker_is_asked_only_if_that_is_wanted(
@@ -373,15 +373,15 @@ async def test_another_broker_is_asked_only_if_that_is_wanted(
         async with producer_of(*addresses) as producer:
             await until(lambda: producer.stats.connected == 2)
             results = await asyncio.gather(*(producer.send(f"t{n}", b"1") for n in range(2)))
-            assert {each.status for each in results} == {
+            assert {result.status for result in results} == {
                 PutStatus.OK,
                 PutStatus.FLUSH_DISK_TIMEOUT,
             }
         async with producer_of(*addresses, retry_another_broker=True) as producer:
             await until(lambda: producer.stats.connected == 2)
             results = await asyncio.gather(*(producer.send(f"t{n}", b"2") for n in range(2)))
-            assert {each.status for each in results} == {PutStatus.OK}
-            assert {each.broker for each in results} == {broker.tcp_address}
+            assert {result.status for result in results} == {PutStatus.OK}
+            assert {result.broker for result in results} == {broker.tcp_address}
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -418,11 +418,11 @@ async def test_messages_of_an_order_key_go_to_one_of_several_brokers(broker: Bro
             *(producer.send("t", b"%d" % n, order_key=f"k{n % 8}") for n in range(80)),
             *(producer.send("t", b"x") for _ in range(4)),
         )
-        assert len({each.broker for each in results}) == 2
+        assert len({result.broker for result in results}) == 2
         for key in range(8):
             mine = results[:80][key::8]
-            assert len({each.broker for each in mine}) == 1
-            offsets = [each.offset or 0 for each in mine]
+            assert len({result.broker for result in mine}) == 1
+            offsets = [result.offset or 0 for result in mine]
             assert offsets == sorted(set(offsets))
 
 
@@ -479,8 +479,8 @@ def test_threads_send_without_await(tmp_path: Path) -> None:
             first = producer.send("t", b"1", tag="red")
             assert (first.offset, first.status) == (0, PutStatus.OK)
             futures = [producer.send_async("t", b"%d" % n) for n in range(2, 5)]
-            assert [each.result(20).offset for each in futures] == [1, 2, 3]
-            assert [each.offset for each in producer.send_many("t", [b"5", b"6"])] == [4, 5]
+            assert [future.result(20).offset for future in futures] == [1, 2, 3]
+            assert [item.offset for item in producer.send_many("t", [b"5", b"6"])] == [4, 5]
             producer.send_oneway("t", b"7")
             with pytest.raises(PublishRefused, match="NO_QUEUE"):
                 producer.send("t", b"8", queue=9)

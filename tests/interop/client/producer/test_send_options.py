@@ -64,8 +64,13 @@ async def received(broker: Broker) -> tuple[bytes, tuple[Any, ...]]:
     async with asyncio.timeout(AMPLE_S), Consumer("t", "c", broker.tcp_address) as consumer:
         message = await anext(consumer)
         message.finish()
-        found = message.properties
-        return message.body, (found.tag, found.keys, found.headers, found.order_key)
+        properties = message.properties
+        return message.body, (
+            properties.tag,
+            properties.keys,
+            properties.headers,
+            properties.order_key,
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,7 +94,7 @@ async def test_threads_use_the_same_options(broker: Broker) -> None:
             assert producer.publish_many("t", iter([b"3", b"4"]), **OPTIONS) == 2
             assert producer.send("t", b"5", **OPTIONS).offset == 4
             results = producer.send_many("t", iter([b"6", b"7"]), **OPTIONS)
-            assert [each.offset for each in results] == [5, 6]
+            assert [result.offset for result in results] == [5, 6]
             with producer.transaction() as transaction:
                 transaction.publish("t", b"8", **OPTIONS, defer_ms=1)
 
@@ -119,8 +124,8 @@ async def test_an_ordered_producer_orders_sends_too(broker: Broker) -> None:
         Producer([broker.tcp_address, other.tcp_address], ordered=True) as producer,
     ):
         results = await asyncio.gather(*(producer.send("t", b"%d" % n) for n in range(50)))
-        assert len({each.broker for each in results}) == 1
-        assert [each.offset for each in results] == list(range(50))
+        assert len({result.broker for result in results}) == 1
+        assert [result.offset for result in results] == list(range(50))
 
 
 async def test_messages_with_properties_among_others_are_published_in_order(
@@ -135,9 +140,9 @@ async def test_messages_with_properties_among_others_are_published_in_order(
     async with Producer(broker.tcp_address) as producer:
         assert await producer.publish_many("t", messages()) == 102
     async with Consumer("t", "c", broker.tcp_address) as consumer:
-        found = [await anext(consumer) for _ in range(102)]
-    assert [each.body for each in found] == [b"%d" % number for number in range(102)]
-    assert [each.properties.tag for each in found[-2:]] == ["red", ""]
+        consumed = [await anext(consumer) for _ in range(102)]
+    assert [message.body for message in consumed] == [b"%d" % number for number in range(102)]
+    assert [message.properties.tag for message in consumed[-2:]] == ["red", ""]
 
 
 async def test_an_nsqd_gets_only_options_that_its_commands_carry() -> None:
@@ -160,7 +165,11 @@ async def test_an_nsqd_gets_only_options_that_its_commands_carry() -> None:
         with pytest.raises(NotSupported, match="no Martlet broker"):
             await producer.publish("t", Outgoing(b"8", Properties(tag="red")))
         assert producer.stats.pending_messages == 0
-    assert [" ".join(each.words) for each in broker.commands] == ["DPUB t 5", "MPUB t", "PUB t"]
+    assert [" ".join(command.words) for command in broker.commands] == [
+        "DPUB t 5",
+        "MPUB t",
+        "PUB t",
+    ]
 
 
 @pytest.mark.parametrize(

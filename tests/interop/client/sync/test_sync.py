@@ -39,26 +39,26 @@ def test_published_messages_arrive(broker: BrokerProcess) -> None:
         assert producer.publish_many("arrives", (b"%d" % n for n in range(50_000))) == 50_000
         producer.publish("arrives", b"last", order_key="k")
         assert producer.stats.stored == 50_004
-    found: list[bytes] = []
+    received: list[bytes] = []
     with Consumer("arrives", "c", broker.tcp_address, max_in_flight=2000) as consumer:
         for message in consumer:
-            found.append(message.body)
+            received.append(message.body)
             message.finish()
-            if len(found) == 1000:
+            if len(received) == 1000:
                 break
         for batch in consumer.batches():
             assert len(batch) == batch.count == batch.unanswered_count == len(batch.ids)
-            found += batch.bodies
+            received += batch.bodies
             batch.finish()
             assert batch.unanswered_count == 0
-            if len(found) == 50_004:
+            if len(received) == 50_004:
                 break
-    assert found[:3] == [b"one", b"two", b"three"]
-    assert len(set(found)) == 50_004
+    assert received[:3] == [b"one", b"two", b"three"]
+    assert len(set(received)) == 50_004
 
 
 def test_many_threads_share_a_producer_and_a_consumer(broker: BrokerProcess) -> None:
-    found: list[bytes] = []
+    received: list[bytes] = []
     with (
         Producer(broker.tcp_address) as producer,
         Consumer("threads", "c", broker.tcp_address) as consumer,
@@ -71,9 +71,9 @@ def test_many_threads_share_a_producer_and_a_consumer(broker: BrokerProcess) -> 
 
         def consume() -> None:
             for message in consumer:
-                found.append(message.body)
+                received.append(message.body)
                 message.finish()
-                if len(found) == 800:
+                if len(received) == 800:
                     consumer.stop()
 
         with ThreadPoolExecutor(12) as pool:
@@ -82,7 +82,7 @@ def test_many_threads_share_a_producer_and_a_consumer(broker: BrokerProcess) -> 
             for each in done:
                 each.result(30)
         assert consumer.counts.finished == 800
-    assert len(set(found)) == len(found) == 800
+    assert len(set(received)) == len(received) == 800
 
 
 def test_handlers_run_in_threads_and_failed_messages_come_again(broker: BrokerProcess) -> None:

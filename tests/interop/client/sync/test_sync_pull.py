@@ -93,7 +93,7 @@ def test_handlers_run_in_threads_and_may_close(broker: BrokerProcess) -> None:
 
 def test_a_broadcasting_one(broker: BrokerProcess, tmp_path: Path) -> None:
     bodies = publish(broker, "prices", 5)
-    for wanted in (bodies[:3], bodies[3:]):
+    for expected in (bodies[:3], bodies[3:]):
         with BroadcastConsumer(
             "prices", broker.tcp_address, offsets=tmp_path / "offsets", start="first"
         ) as consumer:
@@ -101,6 +101,6 @@ def test_a_broadcasting_one(broker: BrokerProcess, tmp_path: Path) -> None:
             for message in consumer:
                 got.append(message.body)
                 message.finish()
-                if len(got) == len(wanted):
+                if len(got) == len(expected):
                     break
-            assert got == wanted
+            assert got == expected

@@ -47,16 +47,16 @@ def asking_often() -> Broker:
 
 async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """The first messages of a topic."""
-    found = []
+    received = []
     async with (
         asyncio.timeout(50),
         Consumer(topic, "looking", addresses=broker.tcp_address) as consumer,
     ):
         async for message in consumer:
-            found.append(bytes(message.body))
+            received.append(bytes(message.body))
             message.finish()
-            if len(found) == count:
-                return found
+            if len(received) == count:
+                return received
     raise AssertionError("the consumer ended")
 
 
@@ -67,8 +67,8 @@ async def fail_in(transaction: Transaction, body: bytes) -> None:
 
 
 def stored_count(broker: Broker, topic: str) -> int:
-    found = broker.server.broker.topics.get(topic)
-    return 0 if found is None else sum(part.queue.end_offset for part in found.at_queues)
+    stored = broker.server.broker.topics.get(topic)
+    return 0 if stored is None else sum(part.queue.end_offset for part in stored.at_queues)
 
 
 async def test_a_block_commits_the_messages_added_in_it(broker: Broker) -> None:
@@ -147,13 +147,13 @@ async def test_messages_added_while_a_commit_waits_for_its_broker_go_with_it() -
     added, published = both = [producer.transaction() for _ in range(2)]
     for transaction in both:
         transaction.add("orders", [b"one"])
-    steps = [asyncio.create_task(each.commit()) for each in (*both, *both)]
+    steps = [asyncio.create_task(item.commit()) for item in (*both, *both)]
     await asyncio.sleep(0)
     added.add("orders", [b"two"])
     steps.append(asyncio.create_task(published.publish("orders", b"two")))
     async with Broker(tcp_address=address) as broker, asyncio.timeout(50):
         await asyncio.gather(*steps)
-        assert [each.contribution.message_count for each in both] == [2, 2]
+        assert [transaction.contribution.message_count for transaction in both] == [2, 2]
         assert stored_count(broker, "orders") == 4
         assert not broker.server.broker.transactions.open
         await producer.close()
@@ -330,15 +330,15 @@ async def test_a_broker_that_does_not_answer_leaves_it_unclear() -> None:
 
 
 async def test_another_producer_of_the_group_is_asked_for_one_that_died() -> None:
-    asked: list[PendingTransaction] = []
+    checked: list[PendingTransaction] = []
     outcomes = {"paid": Outcome.COMMIT, "failed": Outcome.ROLLBACK}
     enough = asyncio.Event()
 
     async def check(pending: PendingTransaction) -> Outcome:
-        asked.append(pending)
-        if len(asked) < 3:
+        checked.append(pending)
+        if len(checked) < 3:
             raise LookupError("the database is not there")
-        if [each.id for each in asked[-3:]] == ["unknown"] * 3:
+        if [pending.id for pending in checked[-3:]] == ["unknown"] * 3:
             enough.set()
         return outcomes.get(pending.id, Outcome.UNKNOWN)
 
@@ -352,9 +352,9 @@ async def test_another_producer_of_the_group_is_asked_for_one_that_died() -> Non
         assert await bodies(broker, "orders", 1) == [b"paid"]
         await asyncio.wait_for(enough.wait(), 50)
         assert list(broker.server.broker.transactions.open) == ["unknown"]
-        assert {each.id for each in asked} == {"paid", "failed", "unknown"}
-        assert asked[0].topics == {"orders": 1}
-        assert not asked[0].is_prepared
+        assert {pending.id for pending in checked} == {"paid", "failed", "unknown"}
+        assert checked[0].topics == {"orders": 1}
+        assert not checked[0].is_prepared
         assert alive.stats.brokers
     assert stored_count(broker, "orders") == 1
 

@@ -75,7 +75,7 @@ async def test_wrong_names_are_refused_before_a_request_by_methods_of_their_own(
 def test_policies_have_the_settings_of_the_broker(
     changes: Any, policy: type[TopicPolicy] | type[ChannelPolicy]
 ) -> None:
-    assert list(changes.__annotations__) == [each.name for each in policy.settable()]
+    assert list(changes.__annotations__) == [setting.name for setting in policy.settable()]
 
 
 def methods(thing: object) -> dict[str, inspect.Signature]:

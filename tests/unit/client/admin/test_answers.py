@@ -27,7 +27,7 @@ def test_values_are_converted_added_and_joined() -> None:
     assert answers.map(len).errors == {"c": DOWN}
     assert answers.total(len) == 3
     assert answers.joined() == [("t", 1), ("u", 2), ("t", 3)]
-    assert answers.added(lambda each: each[0], lambda each: each[1]) == {"t": 4, "u": 2}
+    assert answers.added(lambda item: item[0], lambda item: item[1]) == {"t": 4, "u": 2}
 
 
 def test_counts_are_added_field_by_field() -> None:

@@ -60,7 +60,7 @@ async def looked_up(*brokers: tuple[object, object]) -> AsyncIterator[str]:
         yield daemon
 
 
-def place(address: str) -> tuple[str, int]:
+def host_and_port(address: str) -> tuple[str, int]:
     host, port = address.split(":")
     return host, int(port)
 
@@ -79,7 +79,7 @@ async def test_the_token_goes_to_brokers_of_a_lookup_daemon_that_are_trusted(
     broker = Recorded({"replica": "a"})
     lookup = Recorded()
     async with served(broker) as address, served(lookup) as daemon:
-        host, port = place(address)
+        host, port = host_and_port(address)
         lookup.answer = {"producers": [{"broadcast_address": host, "http_port": port}]}
         settings = AdminSettings(operator_token="secret", trusted_brokers=trusted)
         async with Admin(lookupd_http_addresses=[daemon], settings=settings) as admin:
@@ -103,9 +103,9 @@ async def test_the_token_goes_to_a_named_broker_for_what_is_for_operators_alone(
 
 def test_each_route_for_operators_gets_the_token() -> None:
     """As far as this client asks for it."""
-    asked = [path for path in ROUTES if not path.startswith(("/log/", "/debug/"))]
-    asked.remove("/channel/advance")
-    for path in asked:
+    paths = [path for path in ROUTES if not path.startswith(("/log/", "/debug/"))]
+    paths.remove("/channel/advance")
+    for path in paths:
         assert _is_for_operators(path) is (access_to(path) is Access.OPERATORS), path
 
 
@@ -113,7 +113,7 @@ async def test_a_broker_that_gets_no_token_is_refused_with_the_reason() -> None:
     refused = Recorded({"message": "OPERATOR_TOKEN_MISSING"}, 401)
     async with (
         served(refused) as address,
-        looked_up(place(address)) as daemon,
+        looked_up(host_and_port(address)) as daemon,
         Admin(lookupd_http_addresses=[daemon], operator_token="secret") as admin,
     ):
         with pytest.raises(AdminError, match=r"MISSING; no operator's token.*--trusted-broker"):
@@ -143,7 +143,7 @@ async def test_a_broker_whose_address_is_none_is_not_asked(host: object) -> None
     async with served(victim) as own, served(broker) as good:
         host = host.format(own=own) if isinstance(host, str) else host
         async with (
-            looked_up((host, place(own)[1]), place(good)) as daemon,
+            looked_up((host, host_and_port(own)[1]), host_and_port(good)) as daemon,
             Admin(lookupd_http_addresses=[daemon]) as admin,
         ):
             answers = await admin.topics.list()
@@ -174,7 +174,7 @@ async def test_a_broker_that_wants_https_is_asked_there_and_gets_the_token_nowhe
 ) -> None:
     secure = Recorded({})
     async with served(secure, tls_context(certificates)) as https:
-        plain = Recorded({"message": "TLS_REQUIRED", "https_port": place(https)[1]}, 403)
+        plain = Recorded({"message": "TLS_REQUIRED", "https_port": host_and_port(https)[1]}, 403)
         async with (
             served(plain) as address,
             Admin(

@@ -82,7 +82,7 @@ async def test_messages_go_round(brokers: list[ScriptedBroker]) -> None:
         assert sorted(len(broker.bodies()) for broker in brokers) == [3, 3, 13]
         stats = producer.stats
         assert (stats.stored, stats.pending_messages, stats.retried) == (19, 0, 0)
-        assert sorted(each.stored for each in stats.brokers) == [3, 3, 13]
+        assert sorted(broker.stored for broker in stats.brokers) == [3, 3, 13]
 
 
 async def test_a_slow_broker_gets_less(brokers: list[ScriptedBroker], moods: list[Mood]) -> None:
@@ -115,7 +115,7 @@ async def test_unanswered_messages_of_a_lost_broker_go_to_another(
         async with asyncio.timeout(50):
             await asyncio.gather(*publishes)
         assert set(brokers[1].bodies()) == {b"%d" % number for number in range(6)}
-        assert [each.health for each in producer.stats.brokers] == [
+        assert [broker.health for broker in producer.stats.brokers] == [
             Health.FAILING,
             Health.CONNECTED,
         ]
@@ -368,7 +368,7 @@ async def test_a_batch_that_cannot_be_encoded_fails_and_delays_no_other(
         await producer.publish("after", b"x")
         assert producer.stats.pending_messages == 0
         assert producer.stats.brokers[0].in_flight_messages == 0
-    assert [each.words[1] for each in brokers[0].commands] == ["before", "behind", "after"]
+    assert [command.words[1] for command in brokers[0].commands] == ["before", "behind", "after"]
 
 
 STORED = b'{"status": "OK", "queue": 0, "offset": 0, "id": "0000000000000000"}'

@@ -76,13 +76,13 @@ async def away(broker: ScriptedBroker) -> AsyncIterator[ScriptedBroker]:
 
 
 def sends(replicas: list[Replica]) -> list[int]:
-    return [each.sends for each in replicas]
+    return [replica.sends for replica in replicas]
 
 
 async def all_up(producer: Producer, count: int) -> None:
     """Wait until the producer has connected to so many addresses."""
     links = producer._pool.links
-    await until(lambda: sum(each.connection is not None for each in links) == count)
+    await until(lambda: sum(link.connection is not None for link in links) == count)
 
 
 async def test_addresses_of_one_broker_share_its_numbers() -> None:
@@ -125,8 +125,8 @@ async def test_a_send_is_repeated_under_its_number_at_another_address(is_spare: 
         if not is_spare:
             await two.listen()
         results = await asyncio.gather(*sent)
-        assert [each.is_duplicate for each in results] == [True, False, False]
-        assert {each.broker for each in results} == {two.address}
+        assert [result.is_duplicate for result in results] == [True, False, False]
+        assert {result.broker for result in results} == {two.address}
         assert log.seen[0] == log.seen[1]
         assert len({name for name, _ in log.seen}) == 1
 
@@ -214,7 +214,7 @@ async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_
         await all_up(producer, 1)
         sent = [producer.submit("t", b"0"), producer.submit("t", b"1", order_key="k")]
         await one.until(lambda: len(one.named("PUB", "MPUB")) > 2)
-        assert not any(each.done() for each in sent)
+        assert not any(result.done() for result in sent)
         await two.listen()
         await one.go_away()
         await asyncio.gather(*sent)
@@ -246,28 +246,28 @@ async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
     log = Log()
     first, second = Replica(log), Replica(log)
     first.is_silent = True
-    found: asyncio.Queue[list[str]] = asyncio.Queue()
+    lookups: asyncio.Queue[list[str]] = asyncio.Queue()
 
     async def watch(self: Discovery) -> None:
         while True:
-            self._on_found([Address.parse(each) for each in await found.get()], True)
-            found.task_done()
+            self._on_found([Address.parse(item) for item in await lookups.get()], True)
+            lookups.task_done()
 
     monkeypatch.setattr(Discovery, "watch", watch)
     async with asyncio.timeout(50), replica(first) as one, replica(second) as two:
-        await found.put([one.address])
+        await lookups.put([one.address])
         async with Producer(lookup="127.0.0.1:1", backoff=FAST, send_timeout_s=20) as producer:
             send = producer.send_async("t", b"x")
             await one.until(lambda: first.sends)
             await one.go_away()
             await until(lambda: producer.stats.connected == 0)
-            await found.put([])
-            await found.join()
+            await lookups.put([])
+            await lookups.join()
             assert not producer._pool.links
             assert not send.done()
-            await found.put([two.address])
+            await lookups.put([two.address])
             assert (await send).is_duplicate
-            assert [each.address for each in producer.stats.brokers] == [two.address]
+            assert [broker.address for broker in producer.stats.brokers] == [two.address]
             assert len(producer._accumulator.brokers) == 1
 
 
@@ -307,7 +307,7 @@ async def test_brokers_that_tell_no_id_are_known_by_their_addresses() -> None:
             await producer.send("t", b"%d" % number)
         assert sends(scripts) == [5, 5]
         assert len({name for name, _ in log.seen}) == 2
-        assert [each.health for each in producer.stats.brokers] == 2 * [Health.CONNECTED]
+        assert [broker.health for broker in producer.stats.brokers] == 2 * [Health.CONNECTED]
 
 
 async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
@@ -328,7 +328,7 @@ async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
         await until(lambda: producer.stats.connected == 2)
         after = [(await producer.send("t", b"1", order_key=key)).broker for key in keys]
         assert {one.address, other.address} == set(before)
-        assert after == [two.address if each == one.address else each for each in before]
+        assert after == [two.address if item == one.address else item for item in before]
 
 
 async def test_the_blocking_producer_goes_on_at_another_address() -> None:
@@ -391,7 +391,7 @@ async def test_a_transaction_goes_on_at_once_where_a_spare_connection_becomes_ac
         producer._pool.links[1].hasten()
         await all_up(producer, 2)
         session = PinnedSession(producer._pool, 40, "")
-        asked = asyncio.create_task(session._until_answered("tx", ask))
+        asking = asyncio.create_task(session._until_answered("tx", ask))
         await asyncio.sleep(0)
         await one.go_away()
-        assert await asked == two.address
+        assert await asking == two.address

@@ -51,7 +51,7 @@ class Mixed:
 
 
 def sent(batches: list[ProducerBatch]) -> list[tuple[InFlightQueue, list[bytes]]]:
-    return [(each.broker, [b for p in each.pendings for b in p.bodies]) for each in batches]
+    return [(batch.broker, [b for p in batch.pendings for b in p.bodies]) for batch in batches]
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ async def test_a_publish_returns_when_the_broker_has_said_ok() -> None:
         assert not publish.done()
         silence.answer()
         await publish
-    assert [(each.words, each.bodies) for each in broker.commands] == [
+    assert [(command.words, command.bodies) for command in broker.commands] == [
         (["PUB", "orders"], [b"one"])
     ]
     assert broker.identities[0]["user_agent"]
@@ -66,7 +66,7 @@ async def test_publishes_of_one_turn_go_in_one_command_per_topic() -> None:
             *(producer.publish("a" if n % 2 else "b", b"%d" % n) for n in range(20)),
             producer.publish("a", b"later", defer_ms=1500),
         )
-    commands = {" ".join(each.words): each.bodies for each in broker.commands}
+    commands = {" ".join(command.words): command.bodies for command in broker.commands}
     assert commands == {
         "MPUB b": [b"%d" % n for n in range(0, 20, 2)],
         "MPUB a": [b"%d" % n for n in range(1, 20, 2)],
@@ -105,7 +105,7 @@ async def test_unanswered_publishes_are_sent_again_in_order() -> None:
         await asyncio.sleep(0.05)
         await broker.listen()
         await asyncio.gather(*publishes)
-        again = [body for each in broker.commands[before:] for body in each.bodies]
+        again = [body for command in broker.commands[before:] for body in command.bodies]
         assert again == [b"1", b"2", b"3", b"4"], "each once, and not what was answered"
 
 
@@ -123,7 +123,7 @@ async def test_the_first_repeated_publish_goes_by_itself() -> None:
         broker.peers[0].hang_up()
         await broker.until(lambda: silence.held)
         await asyncio.sleep(0.05)
-        assert [each.words[1] for each in silence.held] == ["one"]
+        assert [item.words[1] for item in silence.held] == ["one"]
         silence.answer()
         await one
         await broker.until(lambda: silence.held)
@@ -191,7 +191,7 @@ async def test_a_bad_message_does_not_fail_those_that_came_along() -> None:
     assert outcomes[0] is None
     assert isinstance(outcomes[1], PublishRefused)
     assert outcomes[2:] == [None, 2]
-    assert [each.bodies for each in broker.commands[1:]] == [
+    assert [command.bodies for command in broker.commands[1:]] == [
         [b"a"],
         [b"bad"],
         [b"c"],
@@ -281,8 +281,10 @@ async def test_publish_many_is_cut_to_the_limits_of_the_broker() -> None:
         assert await producer.publish_many("t", iter(bodies[:1])) == 1
         assert await producer.publish_many("t", []) == 0
     assert broker.bodies() == [*bodies, bodies[0]]
-    assert all(sum(len(body) + 4 for body in each.bodies) + 4 <= 100 for each in broker.commands)
-    assert [each.name for each in broker.commands].count("PUB") == 1
+    assert all(
+        sum(len(body) + 4 for body in command.bodies) + 4 <= 100 for command in broker.commands
+    )
+    assert [command.name for command in broker.commands].count("PUB") == 1
 
 
 async def test_publish_many_leaves_the_loop_its_turns() -> None:

@@ -26,6 +26,6 @@ def test_each_message_has_its_own_offset_and_id(
 ) -> None:
     first = SendResult(PutStatus.OK, 3, offset, message_id, BROKER, is_duplicate=True)
     results = list(first.all_behind(iter((0, 2))))
-    assert results == [SendResult(PutStatus.OK, 3, *each, BROKER, True) for each in expected]
-    assert all(type(each) is SendResult for each in results)
+    assert results == [SendResult(PutStatus.OK, 3, *pair, BROKER, True) for pair in expected]
+    assert all(type(result) is SendResult for result in results)
     assert first.behind(2) == results[1]

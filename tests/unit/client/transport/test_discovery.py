@@ -67,14 +67,14 @@ async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
 
 async def look(*daemons: str) -> tuple[list[Address], bool]:
     """Return the addresses once each daemon was asked once."""
-    found: list[tuple[list[Address], bool]] = []
+    received: list[tuple[list[Address], bool]] = []
     watch = asyncio.create_task(
-        Discovery("t", daemons, 60.0, lambda *args: found.append(args)).watch()
+        Discovery("t", daemons, 60.0, lambda *args: received.append(args)).watch()
     )
-    await until(lambda: len(found) == len(daemons))
+    await until(lambda: len(received) == len(daemons))
     watch.cancel()
     await asyncio.wait([watch])
-    return found[-1]
+    return received[-1]
 
 
 async def good(response: web.StreamResponse) -> None:
@@ -130,32 +130,32 @@ async def very_many(response: web.StreamResponse) -> None:
 @pytest.mark.parametrize(("bad", "count"), [(odd, 1), (null, 0), (other, 0), (very_many, 1000)])
 async def test_the_sound_part_of_an_answer_counts(bad: Answer, count: int) -> None:
     async with daemon(bad) as one:
-        found, is_all = await look(one)
-    assert len(found) == count
+        addresses, is_all = await look(one)
+    assert len(addresses) == count
     assert not is_all, "so nothing is let go of because of it"
 
 
 async def test_a_slow_daemon_does_not_delay_the_others() -> None:
     """The other is asked again and again meanwhile, and its answers are used at once."""
     go = asyncio.Event()
-    asked = 0
+    polls = 0
 
     async def slow(_response: web.StreamResponse) -> None:
         await go.wait()
 
     async def quick(response: web.StreamResponse) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal polls
+        polls += 1
         await good(response)
 
-    found: list[tuple[list[Address], bool]] = []
+    received: list[tuple[list[Address], bool]] = []
     async with daemon(slow) as one, daemon(quick) as two, asyncio.timeout(discovery.ANSWER_S - 1):
-        search = Discovery("t", [one, two], 60.0, lambda *args: found.append(args))
+        search = Discovery("t", [one, two], 60.0, lambda *args: received.append(args))
         watch = asyncio.create_task(search.watch())
         await search.first_found()
-        assert found == [([Address("b", 4150)], False)]
+        assert received == [([Address("b", 4150)], False)]
         search.poll_now()
-        await until(lambda: asked == 2)
+        await until(lambda: polls == 2)
         watch.cancel()
         await asyncio.wait([watch])
         go.set()
@@ -187,14 +187,14 @@ async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptu
     answers += [b'{"producers": []}'] * 2
     looks = 0
 
-    def found(_addresses: list[Address], is_all: bool) -> None:
+    def on_found(_addresses: list[Address], is_all: bool) -> None:
         nonlocal looks
         assert is_all
         looks += 1
         search.poll_now()
 
     async with not_found(*answers) as address, asyncio.timeout(discovery.ANSWER_S):
-        search = Discovery("typo", [address], 60.0, found)
+        search = Discovery("typo", [address], 60.0, on_found)
         watch = asyncio.create_task(search.watch())
         await until(lambda: looks == len(answers))
         watch.cancel()
@@ -209,8 +209,8 @@ async def test_a_daemon_that_does_not_list_topics_is_logged_once(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        known = KnownTopics([address])
-        assert [await known.poll() for _ in range(3)] == [[], [], []]
+        topics = KnownTopics([address])
+        assert [await topics.poll() for _ in range(3)] == [[], [], []]
     assert len(caplog.messages) == 1
     assert f"{address} does not answer: connection refused" in caplog.text
 

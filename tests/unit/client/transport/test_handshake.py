@@ -53,15 +53,15 @@ async def open_one(broker: ScriptedBroker, **identity: Any) -> Connection:
 
 async def test_a_feature_missing_from_the_answer_is_not_offered() -> None:
     async with ScriptedBroker() as broker:
-        for asked, says in (
+        for wishes, says in (
             ({"tls": True}, "does not offer TLS"),
             ({"compression": "snappy"}, "does not offer snappy"),
             ({"compression": "deflate"}, "does not offer deflate"),
         ):
             with pytest.raises(ConnectRefused, match=says):
-                await open_one(broker, **asked)
-        assert [each["tls_v1"] for each in broker.identities] == [True, False, False]
-        assert [each["snappy"] for each in broker.identities] == [False, True, False]
+                await open_one(broker, **wishes)
+        assert [identity["tls_v1"] for identity in broker.identities] == [True, False, False]
+        assert [identity["snappy"] for identity in broker.identities] == [False, True, False]
     async with ScriptedBroker(answering(frame(0, b"OK"))) as old:
         with pytest.raises(ConnectRefused, match="does not offer TLS"):
             await open_one(old, tls=True)
@@ -225,10 +225,10 @@ async def test_a_broker_that_was_found_and_refuses_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with ScriptedBroker(auth_required=True) as strict, ScriptedBroker() as other:
-        found = [strict, other]
+        named = [strict, other]
 
         async def ask(_discovery: Discovery, _url: str) -> _Answer:
-            return _Answer([Address.parse(each.address) for each in found], True)
+            return _Answer([Address.parse(broker.address) for broker in named], True)
 
         monkeypatch.setattr(Discovery, "_ask", ask)
         async with Consumer("t", "c", lookup="127.0.0.1:1", backoff=FAST) as consumer:
@@ -236,7 +236,7 @@ async def test_a_broker_that_was_found_and_refuses_is_done_without(
             assert consumer.connected_count == 1
             other.deliver(1)
             assert (await anext(consumer)).body == b"body 1"
-        found.remove(other)
+        named.remove(other)
         with pytest.raises(AuthRefused):
             async with Consumer("t", "c", lookup="127.0.0.1:1", backoff=FAST):
                 pass
