@@ -20,12 +20,12 @@ from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
 from tests.interop.operator_routes import other_address
 
-from martlet.schema import access_table
+from martlet.schema import access as declared_access
 from martlet.schema.access import CallerClass
 from martlet.testing import Broker
 
 CALLS = {
-    **access_table.CALLS,
+    **declared_access.CALLS,
     **{name: operation.access for name, operation in declared_operations().items()},
 }
 
