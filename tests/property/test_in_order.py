@@ -23,7 +23,7 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import NotInFlight
 from martlet.broker.queue.queue_log import ID_MASK
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.consumer.in_order import InOrderAcks
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq.message_run import MessageRun
@@ -84,7 +84,7 @@ class Wire:
         for line in data.splitlines():
             self.outbox.append(tuple(line.split(b" ")))
 
-    def hand_on(self, delivery: BufferedMessage) -> None:
+    def hand_on(self, delivery: BufferedRun) -> None:
         for _, _, message_id, body in delivery.run.fields():
             self.handlers.append(message_id)
             self.bodies[message_id] = int(body)
@@ -100,7 +100,7 @@ class Wire:
         elif isinstance(self.answers, InOrderAcks):
             self.answers.arrived(news)
         else:
-            self.hand_on(BufferedMessage(self.answers, news, 0.0))
+            self.hand_on(BufferedRun(self.answers, news, 0.0))
 
     def send(self, *, together: bool) -> None:
         """Let the broker read a command, or all FINs in a row."""

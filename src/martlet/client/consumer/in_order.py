@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq.message_run import ID_BYTES, MessageRun
 
@@ -54,9 +54,7 @@ class InOrderAcks(AckBatcher):
 
     __slots__ = ("_heads", "_lanes", "_on_delivery")
 
-    def __init__(
-        self, connection: Connection, on_delivery: Callable[[BufferedMessage], None]
-    ) -> None:
+    def __init__(self, connection: Connection, on_delivery: Callable[[BufferedRun], None]) -> None:
         super().__init__(connection)
         self._on_delivery = on_delivery
         self._lanes: dict[int, _QueueLane] = {}
@@ -85,7 +83,7 @@ class InOrderAcks(AckBatcher):
 
     def _hand_on(self, run: MessageRun) -> None:
         expires_at_s = time.monotonic() + self.message_timeout_s
-        self._on_delivery(BufferedMessage(self, run, expires_at_s))
+        self._on_delivery(BufferedRun(self, run, expires_at_s))
 
     def _begin_next(self, lane: _QueueLane) -> None:
         lane.head, run = lane.waiting.popleft()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.consumer.subscription import Subscription
 from martlet.client.hooks import Hooks, Publishing
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES
@@ -52,9 +52,9 @@ def _replying(
 def _receiving(
     on_received: Callable[[str, int, int], object],
     address: str,
-    on_delivery: Callable[[BufferedMessage], None],
-) -> Callable[[BufferedMessage], None]:
-    def received(delivery: BufferedMessage) -> None:
+    on_delivery: Callable[[BufferedRun], None],
+) -> Callable[[BufferedRun], None]:
+    def received(delivery: BufferedRun) -> None:
         run = delivery.run
         on_received(address, run.count, len(run.raw) - FRAME_HEADER_BYTES * run.count)
         on_delivery(delivery)

@@ -12,7 +12,7 @@ from typing import Any
 from martlet.addresses import Address
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.broker_session import BrokerSession
-from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.consumer.handling.backoff import BackoffEvent
 from martlet.client.consumer.in_order import InOrderAcks
 from martlet.client.errors import (
@@ -72,7 +72,7 @@ class Subscription(BrokerSession):
         self.auto_touch = False
         self.backs_off_always = False
         self.reply_hooks: ReplyHooks | None = None
-        self.on_delivery: Callable[[BufferedMessage], None] = lambda _delivery: None
+        self.on_delivery: Callable[[BufferedRun], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
         self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda _subscription, _answers: (
             None
@@ -190,7 +190,7 @@ class Subscription(BrokerSession):
         timeout_s = answers.message_timeout_s
 
         def hand_on(run: MessageRun) -> None:
-            on_delivery(BufferedMessage(answers, run, self.last_message_s + timeout_s))
+            on_delivery(BufferedRun(answers, run, self.last_message_s + timeout_s))
 
         return answers, hand_on
 

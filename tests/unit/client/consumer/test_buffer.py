@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
@@ -14,21 +15,21 @@ from martlet.addresses import Address
 from martlet.broker.queue.started import notes_of
 from martlet.client import Batch, Identity, Message
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.consumer.buffer import BufferedMessage, ReceiveBuffer
+from martlet.client.consumer.buffer import BufferedRun, ReceiveBuffer
 from martlet.client.errors import CallRefused
 from martlet.client.transport.connection import Connection, OnDone
 from martlet.protocol.nsq.message_run import MessageRun
 
 
-class Walked(deque[BufferedMessage]):
-    """Counts how many deliveries are looked at one after the other."""
+class Walked(deque[BufferedRun]):
+    """Counts how many runs are read one after the other."""
 
     steps = 0
 
-    def __iter__(self) -> Iterator[BufferedMessage]:
-        for each in super().__iter__():
+    def __iter__(self) -> Iterator[BufferedRun]:
+        for run in super().__iter__():
             self.steps += 1
-            yield each
+            yield run
 
 
 def run_of(count: int) -> MessageRun:
@@ -38,52 +39,18 @@ def run_of(count: int) -> MessageRun:
 
 async def test_filling_a_batch_does_not_count_all_that_waits_at_each_arrival() -> None:
     inbox = ReceiveBuffer()
-    walked = inbox._deliveries = Walked()
+    walked = inbox._runs = Walked()
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
         answers = AckBatcher(connection)
         filling = asyncio.create_task(inbox.fill(1000, 10))
         for _ in range(500):
             assert not filling.done()
-            inbox.put(BufferedMessage(answers, run_of(2), time.monotonic() + 60))
+            inbox.put(BufferedRun(answers, run_of(2), time.monotonic() + 60))
             await asyncio.sleep(0)
         await asyncio.wait_for(filling, 50)
         connection.abort()
     assert walked.steps < 1000
-
-
-async def test_waiting_messages_are_counted_over_all_operations() -> None:
-    inbox = ReceiveBuffer()
-    async with ScriptedBroker() as broker:
-        connection = await Connection.open(Address.parse(broker.address), Identity())
-        one, other = AckBatcher(connection), AckBatcher(connection)
-
-        def put(answers: AckBatcher, count: int, seconds: float = 60) -> None:
-            inbox.put(BufferedMessage(answers, run_of(count), time.monotonic() + seconds))
-
-        put(one, 10)
-        put(one, 5)
-        put(other, 7)
-        assert inbox.count() == 22
-        batch = inbox.next_batch(12)
-        assert batch is not None
-        assert (len(batch), inbox.count()) == (12, 10)
-        assert inbox.refill()
-        inbox.ready.popleft()
-        assert inbox.count() == 9
-        batch = inbox.next_batch(1)  # what was ready waits again
-        assert batch is not None
-        assert (len(batch), inbox.count()) == (1, 8)
-        inbox.forget(other)
-        assert inbox.count() == 1
-        put(other, 3, -1)  # has expired
-        put(other, 4)
-        assert [len(inbox.next_batch(100) or ()) for _ in range(2)] == [1, 4]
-        assert inbox.count() == 0
-        put(one, 6)
-        assert sum(len(ids) for _, ids in inbox.drain()) == 6
-        assert inbox.count() == 0
-        connection.abort()
 
 
 class RecordingBatcher(AckBatcher):
@@ -92,7 +59,7 @@ class RecordingBatcher(AckBatcher):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.started_numbers: list[int] = []
-        self.known: list[OnDone] = []
+        self.announcements: list[OnDone] = []
         """Called when the broker has answered."""
         self.is_prompt = True
         """Whether the broker answers at once."""
@@ -106,7 +73,7 @@ class RecordingBatcher(AckBatcher):
 
     def announce(self, message_id: bytes, on_known: OnDone) -> None:
         self.started(message_id)
-        self.known.append(on_known)
+        self.announcements.append(on_known)
         if self.is_prompt:
             asyncio.get_running_loop().call_soon(on_known, None)
 
@@ -129,9 +96,9 @@ def put(
     ]
     run = MessageRun.joined([MessageRun.uniform(frame, len(frame)) for frame in frames])
     run.properties = {
-        place: notes_of(1, is_suspect=note == "suspect") for place, note in enumerate(notes) if note
+        index: notes_of(1, is_suspect=note == "suspect") for index, note in enumerate(notes) if note
     }
-    inbox.put(BufferedMessage(answers, run, time.monotonic() + seconds))
+    inbox.put(BufferedRun(answers, run, time.monotonic() + seconds))
 
 
 def number_of(message: Message) -> int:
@@ -196,7 +163,7 @@ async def test_a_suspect_begins_when_the_broker_has_answered_its_report() -> Non
         await turns()
         assert answers.started_numbers == [0]
         assert not taken.done()
-        answers.known[0](None)
+        answers.announcements[0](None)
         assert [number_of(message) for message in await taken] == [0]
 
 
@@ -213,7 +180,7 @@ async def test_a_lost_connection_ends_the_wait_for_its_answer() -> None:
         inbox.forget(answers)
         assert [number_of(message) for message in await taken] == [10]
         put(inbox, other, "", first=11)
-        answers.known[0](None)
+        answers.announcements[0](None)
         assert [number_of(message) for message in await take(inbox)] == [11]
 
 
@@ -228,7 +195,7 @@ async def test_a_suspect_that_is_a_batch_begins_after_the_answer_too() -> None:
         await turns()
         assert answers.started_numbers == [0]
         assert not begun.done()
-        answers.known[0](None)
+        answers.announcements[0](None)
         assert await begun
         begun = asyncio.create_task(inbox.begin(batch))
         await turns()
@@ -243,7 +210,7 @@ async def test_a_suspect_that_the_broker_has_taken_back_is_dropped() -> None:
         put(inbox, answers, "suspect", "")
         taken = asyncio.create_task(take(inbox))
         await turns()
-        answers.known[0](CallRefused("NOT_IN_FLIGHT", "it timed out", {}))
+        answers.announcements[0](CallRefused("NOT_IN_FLIGHT", "it timed out", {}))
         assert [number_of(message) for message in await taken] == [1]
         assert answers.dropped == 1
 
@@ -377,3 +344,14 @@ async def test_a_suspect_is_a_batch_of_its_own_beside_no_other() -> None:
         assert next_size() == 0
         out[1].give_back()
         assert next_size() == 2
+
+
+async def test_the_rest_of_a_run_behind_a_batch_times_out_when_that_run_does() -> None:
+    async with recording_inbox() as (inbox, answers):
+        now_s = time.monotonic()
+        answers._connection.features = replace(answers._connection.features, extensions=1)
+        put(inbox, answers, "", seconds=60)
+        put(inbox, answers, "", "", first=1, seconds=120)
+        assert len(inbox.next_batch(2) or ()) == 2
+        assert not inbox.take_late(now_s + 90)
+        assert len(inbox.take_late(now_s + 130)) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.unit.client.scripted_broker import message_frame
 
-from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.consumer.in_order import InOrderAcks
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq.message_run import MessageRun
@@ -52,7 +52,7 @@ class _Lanes:
         self.got: list[tuple[int, int]] = []
         self.answers = InOrderAcks(cast(Connection, self.connection), self._take)
 
-    def _take(self, delivery: BufferedMessage) -> None:
+    def _take(self, delivery: BufferedRun) -> None:
         for _, _, message_id, body in delivery.run.fields():
             queue, offset = map(int, body.split())
             assert message_id == _id(queue, offset)
