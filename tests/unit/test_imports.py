@@ -373,6 +373,7 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
             "import martlet.cli.admin.topic",
             {"aiohttp", "numpy", "uvloop", "martlet.client.consumer", "martlet.client.producer"},
         ),
+        ("import martlet.client.hooks", {"martlet.client.consumer", "martlet.client.group"}),
         ("import martlet.cli.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         (
             "from martlet.cli.main import main; assert main(['--version']) == 0",

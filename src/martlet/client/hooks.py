@@ -29,17 +29,16 @@ import logging
 import threading
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from martlet.client.consumer.message import Message
-from martlet.client.group.message import PulledMessage
 from martlet.client.producer.message import Sendable, size_of
 from martlet.client.producer.result import SendResult
+from martlet.client.received import ReceivedMessage
 
 if TYPE_CHECKING:
     from martlet.client.requests.requester import Reply
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("martlet.client")
 
 P = ParamSpec("P")
-MessageT = TypeVar("MessageT", Message, PulledMessage)
+MessageT = TypeVar("MessageT", bound=ReceivedMessage)
 
 
 def guarded(name: str, function: Callable[P, object]) -> Callable[P, None]:
@@ -140,10 +139,10 @@ class Handling(_Step):
 
     Attributes:
         topic, channel: of the message; a pull consumer's group is the channel, empty for none.
-        message: the message, to read; the handler answers it.
+        message: a `Message` or a `PulledMessage`, to read; the handler answers it.
     """
 
-    def __init__(self, topic: str, channel: str, message: Message | PulledMessage) -> None:
+    def __init__(self, topic: str, channel: str, message: ReceivedMessage) -> None:
         super().__init__()
         self.topic = topic
         self.channel = channel
@@ -188,9 +187,9 @@ class Hooks:
     def guarded(self) -> Hooks:
         """Copy the hooks, with their exceptions logged."""
         guards = {
-            each.name: guarded(f"the hook {each.name}", hook)
-            for each in fields(self)
-            if (hook := getattr(self, each.name)) is not None
+            field.name: guarded(f"the hook {field.name}", hook)
+            for field in fields(self)
+            if (hook := getattr(self, field.name)) is not None
         }
         return replace(self, **guards)
 
@@ -279,3 +278,32 @@ class Hooks:
 
 
 NO_HOOKS: Hooks = Hooks()
+
+
+def replying(
+    hooks: Hooks, topic: str, body: bytes, /
+) -> tuple[Mapping[str, str], Callable[[BaseException | None], object]]:
+    """Call ``on_publish`` for a reply. Returns its headers, and the function to end it."""
+    call = hooks.begin(Publishing(topic, body))
+    return call.headers, partial(hooks.end, call)
+
+
+def settling(
+    hooks: Hooks, address: str, counts: Callable[[], tuple[int, int]]
+) -> Callable[[], None]:
+    """Return a function that calls the hooks with the answers since its last call.
+
+    `counts` returns the numbers of messages finished and requeued so far.
+    """
+    finished = requeued = 0
+
+    def report() -> None:
+        nonlocal finished, requeued
+        now_finished, now_requeued = counts()
+        if hooks.on_finished is not None and now_finished > finished:
+            hooks.on_finished(address, now_finished - finished)
+        if hooks.on_requeued is not None and now_requeued > requeued:
+            hooks.on_requeued(address, now_requeued - requeued)
+        finished, requeued = now_finished, now_requeued
+
+    return report

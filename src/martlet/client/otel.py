@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from martlet import __version__
 from martlet.client.consumer.batch import Decoded
-from martlet.client.consumer.message import MessageView, ReceivedMessage
 from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
+from martlet.client.received import MessageView, ReceivedMessage
 from martlet.properties.model import Properties
 from martlet.text import how_to_install
 

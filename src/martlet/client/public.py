@@ -8,7 +8,7 @@ from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.consumer import Consumer
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import Message, MessageView
+from martlet.client.consumer.message import Message
 from martlet.client.consumer.rate import SharedRate
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.consumer.settings import DeliverySettings, HandlerSettings
@@ -59,6 +59,7 @@ from martlet.client.producer.producer import Producer
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
+from martlet.client.received import MessageView
 from martlet.client.requests.requester import Reply
 from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.check_back import Outcome, PendingTransaction

@@ -3,7 +3,7 @@
 import pytest
 
 import martlet.client
-from martlet.client import PullCounts, QueueId
+from martlet.client import PullConsumer, PullCounts, QueueId
 
 
 @pytest.mark.parametrize(("former", "now"), [("Place", QueueId), ("Tally", PullCounts)])
@@ -20,3 +20,7 @@ def test_other_names_are_not_there() -> None:
 def test_its_names_are_listed() -> None:
     assert {"Consumer", "Producer"} <= set(dir(martlet.client))
     assert "__path__" not in dir(martlet.client)
+
+
+def test_a_former_property_has_the_value_of_its_successor() -> None:
+    assert PullConsumer.tally is PullConsumer.current_counts

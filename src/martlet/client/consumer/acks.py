@@ -23,55 +23,15 @@ from martlet.client.requests.outgoing import (
 from martlet.client.transport.connection import Connection, OnDone
 from martlet.protocol.nsq import commands
 
-
-def _ignore(_event: BackoffEvent) -> None:
-    """Ignore the outcome of a message: there is no backoff."""
-
-
-def _ignore_settled() -> None:
-    """Ignore answers."""
-
-
+MessageIds = tuple[bytes] | NDArray[np.void]
+FAILED_OR_NOT = (BackoffEvent.REQUEUE, BackoffEvent.FAILURE)
+"""The events of a requeue, by whether it counts as a failure."""
 _MAX_IDS = 5000
 """The maximum number of messages that one call gives back."""
 
 
 class AckBatcher:
-    """Collect the answers to the messages of one connection, and write them together.
-
-    Attributes:
-        received: the number of messages received.
-        finished: the number finished.
-        requeued: the number requeued.
-        message_timeout_s: the broker's message timeout.
-        max_message_timeout_s: the maximum time of a message, with any number of touches.
-        touch_before_s: a message with less time left is touched when its handling begins.
-        dropped: the number that will not be answered, since they timed out while waiting.
-        on_answer: called with the kind of an answer before it is written, since a backoff must take
-            effect before the broker sends another message.
-        on_settled: called after answers are written.
-        reply_hooks: calls the hooks of a reply's publish; None for none.
-    """
-
-    __slots__ = (
-        "_connection",
-        "_ids",
-        "_loop",
-        "_others",
-        "_replies",
-        "_scheduled",
-        "backs_off_always",
-        "dropped",
-        "finished",
-        "max_message_timeout_s",
-        "message_timeout_s",
-        "on_answer",
-        "on_settled",
-        "received",
-        "reply_hooks",
-        "requeued",
-        "touch_before_s",
-    )
+    """Collect the answers to the messages of one connection, and write them together."""
 
     is_handed_out = True
     """Whether the application has received the messages that these answer."""
@@ -88,14 +48,21 @@ class AckBatcher:
         self.finished = 0
         self.requeued = 0
         self.dropped = 0
+        """The number of messages that will not be answered, since they timed out while waiting."""
         features = connection.features
         self.message_timeout_s = features.message_timeout_ms / 1000
         self.max_message_timeout_s = features.max_message_timeout_ms / 1000
+        """The maximum time of a message, with any number of touches."""
         self.touch_before_s = 0.0
+        """A message with less time left is touched when its handling begins."""
         self.backs_off_always = False
         """Whether a failure pauses the consumer though the channel's policy delays its message."""
-        self.on_answer: Callable[[BackoffEvent], None] = _ignore
-        self.on_settled: Callable[[], None] = _ignore_settled
+        self.on_answer: Callable[[BackoffEvent], None] = lambda _event: None
+        """Called with the kind of an answer before it is written: a backoff must take effect before
+        the broker sends another message.
+        """
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called after answers are written."""
         self.reply_hooks: ReplyHooks | None = None
 
     @property
@@ -110,10 +77,15 @@ class AckBatcher:
         if not self._scheduled:
             self._schedule()
 
+    def _count_requeued(self, ids: MessageIds, event: BackoffEvent | None) -> None:
+        """Count messages that are about to be answered by anything but a finish."""
+        if event is not None:
+            self.on_answer(event)
+        self.requeued += len(ids)
+
     def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool = False) -> None:
         """Requeue the message with a delay, because it failed or for another reason."""
-        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
-        self.requeued += 1
+        self._count_requeued((message_id,), FAILED_OR_NOT[backoff])
         self._others.append(commands.requeue(message_id, delay_ms))
         if not self._scheduled:
             self._schedule()
@@ -135,14 +107,12 @@ class AckBatcher:
         """
         if self.max_attempts and "otherwise_ms" in delay and not self.backs_off_always:
             backoff = False
-        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
-        self.requeued += 1
+        self._count_requeued((message_id,), FAILED_OR_NOT[backoff])
         self._call("message.later", id=message_id.decode(), error=error, **delay)
 
     def reject(self, message_id: bytes, reason: str, error: str) -> None:
         """Have a Martlet broker move the message to the dead-letter topic."""
-        self.on_answer(BackoffEvent.REQUEUE)
-        self.requeued += 1
+        self._count_requeued((message_id,), BackoffEvent.REQUEUE)
         self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
 
     @property
@@ -179,8 +149,7 @@ class AckBatcher:
         if not self.are_extended:
             self.requeue(message_id, 0, backoff=False)
             return
-        self.on_answer(BackoffEvent.REQUEUE)
-        self.requeued += 1
+        self._count_requeued((message_id,), BackoffEvent.REQUEUE)
         self._call("message.give_back", ids=[message_id.decode()], started=is_started)
 
     @property
@@ -204,13 +173,13 @@ class AckBatcher:
         broker has answered, or the connection is lost.
         """
 
-        def known(error: BaseException | None) -> None:
+        def answered(error: BaseException | None) -> None:
             # A broker of an earlier version has no such call, and has understood STARTED.
             is_old = isinstance(error, CallRefused) and error.code != "NOT_IN_FLIGHT"
             on_known(None if is_old else error)
 
         self.started(message_id)
-        self._connection.call_then(known, "message.started", id=message_id.decode())
+        self._connection.call_then(answered, "message.started", id=message_id.decode())
 
     def touch(self, message_id: bytes) -> None:
         """Touch the message."""
@@ -226,27 +195,23 @@ class AckBatcher:
 
     def requeue_array(self, ids: NDArray[np.void], delay_ms: int, *, backoff: bool) -> None:
         """Requeue these messages at once with a delay."""
-        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
-
-        self._requeue_array(ids, delay_ms)
+        self._count_requeued(ids, FAILED_OR_NOT[backoff])
+        self._write(commands.requeue_array(ids, delay_ms))
 
     def give_back(self, ids: NDArray[np.void], *, is_started: bool = False) -> None:
         """Have these messages delivered to others. Their delivery counts as an attempt only if the
         application received them.
         """
+        self._count_requeued(ids, None)
         if not self.are_extended:
-            self._requeue_array(ids, 0)
+            self._write(commands.requeue_array(ids, 0))
             return
-        self.requeued += len(ids)
-        texts = [each.decode() for each in ids.tolist()]
+        texts = [message_id.decode() for message_id in ids.tolist()]
         for start in range(0, len(texts), _MAX_IDS):
-            some = texts[start : start + _MAX_IDS]
-            call = self._connection.unanswered("message.give_back", ids=some, started=is_started)
+            call = self._connection.unanswered(
+                "message.give_back", ids=texts[start : start + _MAX_IDS], started=is_started
+            )
             self._write(call)
-
-    def _requeue_array(self, ids: NDArray[np.void], delay_ms: int) -> None:
-        self.requeued += len(ids)
-        self._write(commands.requeue_array(ids, delay_ms))
 
     def touch_array(self, ids: NDArray[np.void]) -> None:
         """Touch these messages at once."""

@@ -63,11 +63,11 @@ class ConsumerBase(ABC, Generic[SessionT]):
         daemons = connection.lookup_daemons
         if addresses is None and daemons is None:
             addresses = "127.0.0.1:4150"
-        self._given = parse_addresses(addresses) if addresses is not None else []
-        self._brokers = ConsumerBrokers(self._given, self._make_session, self._on_failure)
+        self._configured = parse_addresses(addresses) if addresses is not None else []
+        self._brokers = ConsumerBrokers(self._configured, self._make_session, self._on_failure)
         if daemons is not None:
             poll_s = connection.lookup_poll_s
-            discovery = Discovery(self._topic, daemons, poll_s, self._brokers.found)
+            discovery = Discovery(self._topic, daemons, poll_s, self._brokers.discovered)
             self._brokers.discover(discovery, on_trouble=self._on_trouble)
         self._entered = False
 
@@ -98,7 +98,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
     # connecting
 
     def _dialer(self, address: Address) -> Dialer:
-        is_found = address not in self._given
+        is_found = address not in self._configured
         return self._connection.dialer(address, is_found=is_found, hooks=self._hooks)
 
     async def __aenter__(self) -> Self:

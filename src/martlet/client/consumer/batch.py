@@ -63,8 +63,8 @@ class Decoded:
     def properties(self) -> list[Properties]:
         """The properties of each message, made at first use; equal ones are one object."""
         packed = self._run.properties
-        known = {each: Properties.unpack(each) for each in set(packed.values())}
-        return [known[packed[at]] if at in packed else NONE for at in range(self.count)]
+        unpacked = {block: Properties.unpack(block) for block in set(packed.values())}
+        return [unpacked[packed[index]] if index in packed else NONE for index in range(self.count)]
 
     def arrow(self) -> pa.BinaryArray:
         """Return the bodies as one Arrow array, made without a step for each message.
@@ -178,18 +178,18 @@ class Batch(Decoded):
                 self.is_open = False
                 return ids
             where = self._open.copy()
-        asked = np.zeros(self.count, np.bool_)
-        asked[where] = True
-        if (asked & ~self._open).any():
+        chosen = np.zeros(self.count, np.bool_)
+        chosen[where] = True
+        if (chosen & ~self._open).any():
             raise AlreadyAnswered(f"{self!r}: some of these were finished or requeued before")
-        self._open[asked] = False
+        self._open[chosen] = False
         self.is_open = bool(self._open.any())
-        return ids[asked]
+        return ids[chosen]
 
 
 def first_suspect(run: MessageRun) -> int | None:
     """Return the index in a run of the first suspect."""
-    for place, packed in run.properties.items():
+    for index, packed in run.properties.items():
         if Properties.unpack(packed).system.get("suspect"):
-            return place
+            return index
     return None

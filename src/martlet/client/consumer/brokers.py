@@ -10,17 +10,111 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from martlet.addresses import Address
-from martlet.client.consumer.broker_session import BrokerSession
+from martlet.client.consumer.stats import ConnectionStats
 from martlet.client.errors import Closed, ConnectRefused
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 
 logger = logging.getLogger("martlet.client")
 
 REVIVAL_S = 1.0
+"""The pause before discovery begins again after an unexpected error."""
+
+
+class BrokerSession(ABC):
+    """Keep a connection to one broker, remade whenever it is lost, and count its messages."""
+
+    def __init__(self, address: Address, dialer: Dialer) -> None:
+        self.address = address
+        self.connection: Connection | None = None
+        """The connection, while messages can be requested."""
+        self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done after the first attempt to connect."""
+        self.last_message_s = 0.0
+        """When the last message came, by ``time.monotonic``; 0 if none did."""
+        self._dialer = dialer
+        self._dialer.on_failure = self.mark_attempted
+        self._closing = asyncio.Event()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages can be requested now."""
+        return self.connection is not None
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """The number of messages received and not answered, or not done."""
+
+    @property
+    @abstractmethod
+    def received(self) -> int:
+        """The number of messages received from this broker, on all connections so far."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> int:
+        """The number of messages finished."""
+
+    @property
+    @abstractmethod
+    def requeued(self) -> int:
+        """The number of messages requeued, or delayed to be tried again."""
+
+    def stats(self, ready_count: int) -> ConnectionStats:
+        """Return the state of this connection."""
+        return ConnectionStats(
+            address=str(self.address),
+            is_connected=self.is_connected,
+            ready_count=ready_count,
+            in_flight=self.in_flight,
+            received=self.received,
+            finished=self.finished,
+            requeued=self.requeued,
+            last_message_s=self.last_message_s,
+            last_error=str(self._dialer.last_error or ""),
+        )
+
+    @abstractmethod
+    async def keep(self) -> None:
+        """Connect and consume, reconnecting until closed.
+
+        Raises:
+            SubscribeRefused: the broker does not allow this client to consume. ConnectRefused: the
+            broker refuses the connection.
+        """
+
+    @abstractmethod
+    async def leave(self, timeout_s: float) -> None:
+        """Ask the broker to stop sending, after it has all answers."""
+
+    def hasten(self) -> None:
+        """Try again to connect, soon: a broker that was lost elsewhere may be here now."""
+        self._dialer.hasten()
+
+    def mark_attempted(self) -> None:
+        """End all waits for the first attempt."""
+        if not self.attempted.done():
+            self.attempted.set_result(None)
+
+    async def close(self, timeout_s: float) -> None:
+        """Close the connection for good after all output is sent, or the time is over."""
+        self._closing.set()
+        connection = self.connection
+        if connection is not None:
+            connection.close()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await connection.wait_lost()
+            except TimeoutError:
+                logger.warning("%s does not read its input: connection closed", self.address)
+                connection.abort()
 
 
 SessionT = TypeVar("SessionT", bound=BrokerSession)
@@ -30,28 +124,25 @@ class ConsumerBrokers(Generic[SessionT]):
     """Keep a session at each broker.
 
     Args:
-        given: the configured ones.
+        configured: the addresses of the configured ones.
         make_session: makes the session at a broker.
         on_failure: called with the error of a broker that is not tried any more.
-
-    Attributes:
-        sessions: by broker, connected or not.
-        received, finished, requeued: the numbers of messages at brokers that have gone.
-        is_closed: whether all are closed.
     """
 
     def __init__(
         self,
-        given: Sequence[Address],
+        configured: Sequence[Address],
         make_session: Callable[[Address], SessionT],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self.sessions: list[SessionT] = []
+        """Of all brokers, connected or not."""
         self.received = self.finished = self.requeued = 0
-        self._given = list(given)
+        """The numbers of messages at brokers that have gone."""
+        self._configured = list(configured)
         self._make_session = make_session
         self._on_failure = on_failure
-        self._found: dict[Address, SessionT] = {}
+        self._discovered: dict[Address, SessionT] = {}
         self._keepers: dict[SessionT, asyncio.Task[None]] = {}
         self._discovery: Discovery | None = None
         self._on_trouble: Callable[[str], object] | None = None
@@ -62,7 +153,7 @@ class ConsumerBrokers(Generic[SessionT]):
     @property
     def connected_count(self) -> int:
         """The number of connected brokers."""
-        return sum(each.is_connected for each in self.sessions)
+        return sum(session.is_connected for session in self.sessions)
 
     def discover(self, discovery: Discovery, on_trouble: Callable[[str], object]) -> None:
         """Discover brokers too, once opened; `on_trouble` is called if discovery itself fails."""
@@ -76,13 +167,13 @@ class ConsumerBrokers(Generic[SessionT]):
         Raises:
             Closed: the consumer was closed meanwhile.
         """
-        for address in self._given:
+        for address in self._configured:
             self._keep(address)
-        self._look()
+        self._watch_lookups()
         if self._discovery is not None:
             await self._discovery.first_found()
         if self.sessions:
-            await asyncio.wait([each.attempted for each in self.sessions])
+            await asyncio.wait([session.attempted for session in self.sessions])
         if self.is_closed:
             raise Closed("the consumer was closed while it was connecting")
 
@@ -94,12 +185,12 @@ class ConsumerBrokers(Generic[SessionT]):
         if self._discovery is not None:
             self._discovery.poll_now()
 
-    def _look(self) -> None:
+    def _watch_lookups(self) -> None:
         if self._discovery is not None:
             self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
-            self._watch.add_done_callback(self._on_look_ended)
+            self._watch.add_done_callback(self._on_watch_ended)
 
-    def _on_look_ended(self, watch: asyncio.Task[None]) -> None:
+    def _on_watch_ended(self, watch: asyncio.Task[None]) -> None:
         error = None if watch.cancelled() else watch.exception()
         if error is not None and not self.is_closed:
             logger.error(
@@ -108,19 +199,19 @@ class ConsumerBrokers(Generic[SessionT]):
             if self._on_trouble is not None:
                 self._on_trouble(f"discovery of brokers failed unexpectedly: {error!r}")
             loop = asyncio.get_running_loop()
-            self._revival = loop.call_later(REVIVAL_S, self._look)
+            self._revival = loop.call_later(REVIVAL_S, self._watch_lookups)
 
-    def found(self, addresses: Sequence[Address], is_all: bool) -> None:
+    def discovered(self, addresses: Sequence[Address], is_all: bool) -> None:
         """Connect to brokers that lookup daemons named; ``is_all`` if there are no others."""
         if self.is_closed:
             return
         for address in addresses:
-            if address not in self._found and address not in self._given:
+            if address not in self._discovered and address not in self._configured:
                 logger.info("found a broker at %s", address)
-                self._found[address] = self._keep(address)
+                self._discovered[address] = self._keep(address)
         if is_all:
-            for address in self._found.keys() - set(addresses):
-                if not self._found[address].is_connected:
+            for address in self._discovered.keys() - set(addresses):
+                if not self._discovered[address].is_connected:
                     logger.info("the broker at %s has gone", address)
                     self._drop(address)
 
@@ -134,7 +225,7 @@ class ConsumerBrokers(Generic[SessionT]):
 
     def _drop(self, address: Address) -> None:
         """Stop trying a broker that is not connected."""
-        session = self._found.pop(address)
+        session = self._discovered.pop(address)
         self.sessions.remove(session)
         session.mark_attempted()
         self.received += session.received
@@ -153,7 +244,7 @@ class ConsumerBrokers(Generic[SessionT]):
 
     def _goes_on_without(self, keeper: asyncio.Task[None]) -> bool:
         """Drop a broker that refused, if it was found and is not the last one."""
-        for address, session in self._found.items():
+        for address, session in self._discovered.items():
             if self._keepers[session] is keeper and len(self.sessions) > 1:
                 self._drop(address)
                 return True
@@ -163,7 +254,7 @@ class ConsumerBrokers(Generic[SessionT]):
         """Ask all brokers to stop sending, and wait until they have all answers."""
         self.is_closed = True
         if self.sessions:
-            await asyncio.gather(*(each.leave(timeout_s) for each in self.sessions))
+            await asyncio.gather(*(session.leave(timeout_s) for session in self.sessions))
 
     async def close(self, timeout_s: float) -> None:
         """Close all connections."""
@@ -174,7 +265,7 @@ class ConsumerBrokers(Generic[SessionT]):
             self._watch.cancel()
             await asyncio.wait([self._watch])
         if self.sessions:
-            await asyncio.gather(*(each.close(timeout_s) for each in self.sessions))
+            await asyncio.gather(*(session.close(timeout_s) for session in self.sessions))
         for keeper in self._keepers.values():
             keeper.cancel()
         for session in self.sessions:

@@ -18,12 +18,11 @@ from martlet.client.consumer.handling.auto_touch import AutoTouch, HandedOut
 from martlet.client.consumer.handling.failure_policy import RETRY, FailurePolicy
 from martlet.client.consumer.handling.give_back import UnstartedReturner
 from martlet.client.consumer.handling.worker import Handler, Worker, WorkerPool
-from martlet.client.consumer.instrumented import instrument
 from martlet.client.consumer.message import HandlerPlace, Message, PlainHandler
 from martlet.client.consumer.settings import ConsumerOptions, DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
 from martlet.client.consumer.subscription import Subscription
-from martlet.client.consumer.watchdog import Sight, Watchdog
+from martlet.client.consumer.watchdog import ConsumerSnapshot, Watchdog
 from martlet.client.errors import ClientError
 from martlet.client.keywords import apply_options, check_at_least
 from martlet.client.settings import Addresses, ConnectionSettings
@@ -119,7 +118,7 @@ class Consumer(ConsumerBase[Subscription]):
             delivery.failure_backoff,
             f"channel {channel} of topic {topic}",
         )
-        self._watchdog = Watchdog(delivery.stall_after_s, self._sight, delivery.on_stall)
+        self._watchdog = Watchdog(delivery.stall_after_s, self._snapshot, delivery.on_stall)
 
     async def __aenter__(self) -> Self:
         """Connect and subscribe; see `ConsumerBase.__aenter__`."""
@@ -144,7 +143,7 @@ class Consumer(ConsumerBase[Subscription]):
         subscription.on_answer = self._flow.feed
         subscription.on_settled = self._flow.settle
         subscription.backs_off_always = self._flow.backs_off_always
-        instrument(self._hooks, subscription)
+        subscription.instrument(self._hooks)
         return subscription
 
     # three ways to get the messages
@@ -249,7 +248,7 @@ class Consumer(ConsumerBase[Subscription]):
         """
         self._check_entered()
         await self._workers.run(
-            lambda each: Worker(self._buffer, each, self._failures), handler, concurrency, on
+            lambda wrapped: Worker(self._buffer, wrapped, self._failures), handler, concurrency, on
         )
         self._buffer.check()
 
@@ -257,11 +256,11 @@ class Consumer(ConsumerBase[Subscription]):
     def counts(self) -> Counts:
         """The consumer's counts so far."""
         brokers = self._brokers
-        each = brokers.sessions
+        sessions = brokers.sessions
         return Counts(
-            received=brokers.received + sum(one.received for one in each),
-            finished=brokers.finished + sum(one.finished for one in each),
-            requeued=brokers.requeued + sum(one.requeued for one in each),
+            received=brokers.received + sum(session.received for session in sessions),
+            finished=brokers.finished + sum(session.finished for session in sessions),
+            requeued=brokers.requeued + sum(session.requeued for session in sessions),
             expired=self._losses.expired,
             late=self._losses.late,
         )
@@ -270,17 +269,19 @@ class Consumer(ConsumerBase[Subscription]):
     def stats(self) -> ConsumerStats:
         """The consumer's state and counts so far."""
         flow = self._flow
-        ready = flow.counts()
+        ready = flow.readiness.counts
         return ConsumerStats(
             counts=self.counts,
             given_up=self._failures.given_up,
             waiting=self._buffer.count(),
             workers=self._workers.size,
-            max_in_flight=flow.max_in_flight,
-            is_paused=flow.is_paused,
-            backoff=flow.state.value,
-            backoff_level=flow.level,
-            connections=tuple(each.stats(ready.get(each, 0)) for each in self._brokers.sessions),
+            max_in_flight=self.max_in_flight,
+            is_paused=flow.readiness.is_paused,
+            backoff=flow.gate.state.value,
+            backoff_level=flow.gate.level,
+            connections=tuple(
+                session.stats(ready.get(session, 0)) for session in self._brokers.sessions
+            ),
             stall=self._watchdog.stall,
         )
 
@@ -289,24 +290,23 @@ class Consumer(ConsumerBase[Subscription]):
         """Whether a broker could send more if messages were answered faster."""
         return self.stats.is_starved
 
-    def _sight(self) -> Sight:
+    def _snapshot(self) -> ConsumerSnapshot:
         """Return the state for the watchdog."""
-        flow = self._flow
+        flow, buffer = self._flow, self._buffer
+        readiness = flow.readiness
         counts = self.counts
-        buffer = self._buffer
-        return Sight(
+        return ConsumerSnapshot(
             connected=self.connected_count,
-            ready=sum(flow.counts().values()),
-            is_held_back=flow.is_paused or not flow.max_in_flight or buffer.waits_for_rate,
-            backoff=flow.state,
+            ready=sum(readiness.counts.values()),
+            is_held_back=(
+                readiness.is_paused or not readiness.max_in_flight or buffer.waits_for_rate
+            ),
+            backoff=flow.gate.state,
             trial_at_s=flow.trial_at_s,
             waiting=buffer.count() + self._returner.returned_count,
             progress=(
-                counts.finished,
-                counts.requeued,
-                counts.expired,
-                buffer.taken,
-                len(buffer.ready),
+                *(counts.finished, counts.requeued, counts.expired),
+                *(buffer.taken, len(buffer.ready)),
             ),
         )
 
@@ -315,7 +315,7 @@ class Consumer(ConsumerBase[Subscription]):
     @property
     def max_in_flight(self) -> int:
         """The maximum number of received and unanswered messages."""
-        return self._flow.max_in_flight
+        return self._flow.readiness.max_in_flight
 
     def change_max_in_flight(self, max_in_flight: int) -> None:
         """Change the maximum number of unanswered messages; 0 lets none come.
@@ -343,7 +343,7 @@ class Consumer(ConsumerBase[Subscription]):
         super()._on_failure(error)
 
     def _on_trouble(self, cause: str) -> None:
-        self._watchdog.bark(cause)
+        self._watchdog.report(cause)
 
     def _on_work_begin(self, workers: Sequence[Worker]) -> None:
         self._auto_touch.begin(workers)
@@ -355,7 +355,8 @@ class Consumer(ConsumerBase[Subscription]):
 
     def _on_ready(self, subscription: Subscription) -> None:
         if subscription.connection is not None:
-            others = ((str(each.address), each.connection) for each in self._brokers.sessions)
+            sessions = self._brokers.sessions
+            others = ((str(session.address), session.connection) for session in sessions)
             warn_of_copies(
                 str(subscription.address),
                 subscription.connection,

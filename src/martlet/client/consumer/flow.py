@@ -45,56 +45,33 @@ class Flow:
         name: str,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._interval_s = rotation.rdy_redistribute_interval_s
-        self._readiness: RdyDistributor[Subscription] = RdyDistributor(
+        self.readiness: RdyDistributor[Subscription] = RdyDistributor(
             max_in_flight, rotation, chance
         )
-        self._gate = FailureGate(failure_backoff or FailureBackoff(), chance)
+        self.gate = FailureGate(failure_backoff or FailureBackoff(), chance)
         self.backs_off_always = failure_backoff is not None
+        self.trial_at_s = 0.0
+        """When the next trial of the backoff is due."""
+        self._interval_s = rotation.rdy_redistribute_interval_s
         self._name = name
         self._is_stopped = False
         self._rotation: asyncio.TimerHandle | None = None
         self._trial: asyncio.TimerHandle | None = None
-        self.trial_at_s = 0.0
-
-    @property
-    def max_in_flight(self) -> int:
-        """The maximum number of messages in flight, from all brokers together."""
-        return self._readiness.max_in_flight
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether delivery is paused."""
-        return self._readiness.is_paused
-
-    @property
-    def state(self) -> BackoffState:
-        """The backoff's state."""
-        return self._gate.state
-
-    @property
-    def level(self) -> int:
-        """The backoff's level; 0 for none."""
-        return self._gate.level
-
-    def counts(self) -> dict[Subscription, int]:
-        """The ready count of each connection."""
-        return self._readiness.counts
 
     # the consumer's requests
 
     def change(self, max_in_flight: int) -> None:
         """Change the maximum number of messages in flight; 0 lets none come."""
-        self._send(self._readiness.change(max_in_flight, time.monotonic()))
+        self._send(self.readiness.change(max_in_flight, time.monotonic()))
 
     def pause(self) -> None:
         """Stop delivery until ``resume``."""
-        self._send(self._readiness.pause(True, time.monotonic()))
+        self._send(self.readiness.pause(True, time.monotonic()))
 
     def resume(self) -> None:
         """Resume delivery."""
         if not self._is_stopped:
-            self._send(self._readiness.pause(False, time.monotonic()))
+            self._send(self.readiness.pause(False, time.monotonic()))
 
     def stop(self) -> None:
         """Stop delivery for good."""
@@ -109,35 +86,35 @@ class Flow:
 
     def add(self, subscription: Subscription) -> None:
         """Give this subscription a part of the ready counts."""
-        self._send(self._readiness.add(subscription, time.monotonic()))
+        self._send(self.readiness.add(subscription, time.monotonic()))
 
     def remove(self, subscription: Subscription) -> None:
         """Distribute its ready count among the others."""
-        self._send(self._readiness.remove(subscription, time.monotonic()))
+        self._send(self.readiness.remove(subscription, time.monotonic()))
 
     def feed(self, event: BackoffEvent) -> None:
         """Step the backoff before a message is answered."""
-        gate = self._gate
+        gate = self.gate
         if gate.state is BackoffState.OPEN and event is not BackoffEvent.FAILURE:
             return
-        self._act(gate.feed(event, is_connected=bool(self._readiness.counts)))
+        self._act(gate.feed(event, is_connected=bool(self.readiness.counts)))
 
     def settle(self) -> None:
         """Raise ready counts that waited for answers."""
-        if self._readiness.is_owing:
-            self._send(self._readiness.share(time.monotonic()))
+        if self.readiness.is_owing:
+            self._send(self.readiness.share(time.monotonic()))
 
     def _act(self, action: BackoffAction) -> None:
         if self._is_stopped or action is BackoffAction.NOTHING:
             return
-        gate = self._gate
+        gate = self.gate
         now_s = time.monotonic()
         if action is BackoffAction.RESUME:
             logger.warning("%s: messages succeed again: all brokers may send", self._name)
-            self._send(self._readiness.cap(None, now_s))
+            self._send(self.readiness.cap(None, now_s))
         elif action is BackoffAction.TRY:
             logger.info("%s: the backoff is over: one message is tried", self._name)
-            self._send(self._readiness.cap(1, now_s))
+            self._send(self.readiness.cap(1, now_s))
         else:
             if action is BackoffAction.BLOCK:
                 logger.warning(
@@ -148,7 +125,7 @@ class Flow:
                     gate.wait_s,
                     gate.level,
                 )
-                self._send(self._readiness.cap(0, now_s))
+                self._send(self.readiness.cap(0, now_s))
             self.trial_at_s = now_s + gate.wait_s
             loop = asyncio.get_running_loop()
             self._trial = loop.call_later(gate.wait_s, self.feed, BackoffEvent.ELAPSED)
@@ -156,7 +133,7 @@ class Flow:
     def _send(self, changes: Iterable[tuple[Subscription, int]]) -> None:
         for subscription, count in changes:
             subscription.ready(count)
-        readiness = self._readiness
+        readiness = self.readiness
         if (
             self._rotation is None
             and not self._is_stopped
@@ -167,4 +144,4 @@ class Flow:
 
     def _redistribute(self) -> None:
         self._rotation = None
-        self._send(self._readiness.redistribute(time.monotonic()))
+        self._send(self.readiness.redistribute(time.monotonic()))

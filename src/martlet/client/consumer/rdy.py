@@ -67,19 +67,16 @@ class Rotation:
 
 @dataclass(slots=True)
 class _Part:
-    """A connection's part of ``max_in_flight``.
-
-    Attributes:
-        count: the last ready count sent.
-        wanted: the target, to be reached as other connections finish messages.
-        is_chosen: whether it has a part.
-        since_s: the time of the last change of `is_chosen`.
-    """
+    """A connection's part of ``max_in_flight``."""
 
     since_s: float
+    """The time of the last change of `is_chosen`."""
     count: int = 0
-    wanted: int = 0
+    """The last ready count sent."""
+    target: int = 0
+    """To be reached as other connections finish messages."""
     is_chosen: bool = False
+    """Whether it has a part."""
 
     def choose(self, is_chosen: bool, now_s: float) -> None:
         self.is_chosen = is_chosen
@@ -200,7 +197,7 @@ class RdyDistributor(Generic[C]):
             for part in waiting[:spare]:
                 part.choose(True, now_s)
         for part in parts:
-            part.wanted = min(int(part.is_chosen), self.budget)
+            part.target = min(int(part.is_chosen), self.budget)
 
     def _divide(self, now_s: float) -> None:
         """Give each its part; the lowest limits first, since any surplus above them goes to the
@@ -210,21 +207,21 @@ class RdyDistributor(Generic[C]):
         by_limit = sorted(self._parts.items(), key=lambda item: item[0].max_ready_count)
         for taken, (connection, part) in enumerate(by_limit):
             equal = -(-left // (len(by_limit) - taken))
-            part.wanted = min(equal, left, connection.max_ready_count)
-            left -= part.wanted
+            part.target = min(equal, left, connection.max_ready_count)
+            left -= part.target
             if not part.is_chosen:
                 part.choose(True, now_s)
 
     def _lower(self) -> list[tuple[C, int]]:
         changes = []
         for connection, part in self._parts.items():
-            if part.wanted < part.count:
-                part.count = part.wanted
+            if part.target < part.count:
+                part.count = part.target
                 changes.append((connection, part.count))
         return changes
 
     def _raise(self, now_s: float) -> list[tuple[C, int]]:
-        rising = [item for item in self._parts.items() if item[1].wanted > item[1].count]
+        rising = [item for item in self._parts.items() if item[1].target > item[1].count]
         if not rising:
             self._owing_since_s = None
             return []
@@ -242,9 +239,9 @@ class RdyDistributor(Generic[C]):
         is_owing = False
         for connection, part in rising:
             taken = max(part.count, connection.in_flight) if is_patient else part.count
-            count = min(part.wanted, taken + max(room, 0))
+            count = min(part.target, taken + max(room, 0))
             room -= max(0, count - taken)
-            is_owing = is_owing or count < part.wanted
+            is_owing = is_owing or count < part.target
             if count > part.count:
                 part.count = count
                 changes.append((connection, count))

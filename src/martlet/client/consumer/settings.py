@@ -104,8 +104,8 @@ class DeliverySettings:
     @property
     def policy(self) -> dict[str, Any]:
         """The required policy of the channel, for ``channel.want``; empty for any."""
-        wanted = {"tags": list(self.tags), "filter": self.filter, "order": self.order}
-        return {name: value for name, value in wanted.items() if value}
+        fields = {"tags": list(self.tags), "filter": self.filter, "order": self.order}
+        return {name: value for name, value in fields.items() if value}
 
 
 class ConsumerOptions(ConnectionOptions, total=False):

@@ -12,7 +12,7 @@ from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
 
-STARVED_PART = 0.85
+STARVED_FRACTION = 0.85
 """The fraction of its ready count in flight from which on a connection is starved."""
 
 
@@ -65,7 +65,7 @@ class ConnectionStats:
         """Whether 85 % of the ready count or more is in flight, so that handlers limit the
         delivery.
         """
-        return self.in_flight > 0 and self.in_flight >= int(self.ready_count * STARVED_PART)
+        return self.in_flight > 0 and self.in_flight >= int(self.ready_count * STARVED_FRACTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,11 @@ class ConsumerStats:
     @property
     def is_starved(self) -> bool:
         """Whether a connection is starved: more or faster handlers would get more messages."""
-        return any(each.is_starved for each in self.connections)
+        return any(connection.is_starved for connection in self.connections)
 
 
 class Losses:
-    """Count messages dropped and answers in vain, and log them at most once a second.
-
-    Attributes:
-        expired: dropped messages.
-        late: late answers.
-    """
+    """Count messages dropped and answers in vain, and log them at most once a second."""
 
     def __init__(self) -> None:
         self.expired = 0

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from martlet.addresses import Address
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.consumer.broker_session import BrokerSession
+from martlet.client.consumer.brokers import BrokerSession
 from martlet.client.consumer.buffer import BufferedRun
 from martlet.client.consumer.handling.backoff import BackoffEvent
 from martlet.client.consumer.in_order import InOrderAcks
@@ -22,11 +23,12 @@ from martlet.client.errors import (
     Refused,
     SubscribeRefused,
 )
+from martlet.client.hooks import Hooks, replying, settling
 from martlet.client.requests.outgoing import ReplyHooks
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 from martlet.protocol.nsq import commands
-from martlet.protocol.nsq.message_run import MessageRun
+from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
 
 logger = logging.getLogger("martlet.client")
 
@@ -34,7 +36,7 @@ HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZ
 """Errors of SUB that are permanent."""
 PASSING = frozenset({"REFUSED", "TRY_AGAIN"})
 """Errors of calls that may be temporary."""
-TOUCH_PART = 1 / 3
+TOUCH_FRACTION = 1 / 3
 """A message with less time left is touched before its handling begins."""
 
 
@@ -46,17 +48,7 @@ class Subscription(BrokerSession):
         topic, channel: to subscribe to.
         dialer: connects.
         timeout_s: the time limit of SUB.
-        wanted: the required policy of the channel; empty for any.
-
-    Attributes:
-        on_delivery, on_ready, on_lost: called with received messages, when messages can be
-            requested, and when they no longer can.
-        on_late: called when an answer to a message was too late.
-        on_answer, on_settled: called before and after an answer to a message is written.
-        reply_hooks: calls the hooks of a reply's publish; None for none.
-        auto_touch: whether messages with little time left are touched.
-        backs_off_always: whether failures pause the consumer though the channel's policy delays
-            their messages.
+        policy: the required policy of the channel; empty for any.
     """
 
     def __init__(
@@ -66,24 +58,28 @@ class Subscription(BrokerSession):
         channel: str,
         dialer: Dialer,
         timeout_s: float,
-        wanted: Mapping[str, Any] = MappingProxyType({}),
+        policy: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__(address, dialer)
         self.auto_touch = False
+        """Whether messages with little time left are touched."""
         self.backs_off_always = False
+        """Whether failures pause the consumer though the channel's policy delays their messages."""
         self.reply_hooks: ReplyHooks | None = None
-        self.on_delivery: Callable[[BufferedRun], None] = lambda _delivery: None
+        self.on_delivery: Callable[[BufferedRun], None] = lambda _received: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
-        self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda _subscription, _answers: (
-            None
-        )
+        """Called when messages can be requested."""
+        self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda *_: None
+        """Called when they no longer can."""
         self.on_late: Callable[[Refused], None] = lambda _error: None
+        """Called when an answer to a message was too late."""
         self.on_answer: Callable[[BackoffEvent], None] = lambda _event: None
+        """Called before an answer to a message is written, and `on_settled` after it."""
         self.on_settled: Callable[[], None] = lambda: None
         self._topic = topic
         self._channel = channel
         self._timeout_s = timeout_s
-        self._wanted = wanted
+        self._policy = policy
         self._answers: AckBatcher | None = None
         self._received = 0
         self._finished = 0
@@ -121,6 +117,30 @@ class Subscription(BrokerSession):
         """The number of messages requeued at this broker."""
         return self._requeued + (self._answers.requeued if self._answers else 0)
 
+    def instrument(self, hooks: Hooks) -> None:
+        """Have the hooks called too with received and answered messages, and with replies."""
+        address = str(self.address)
+        if hooks.has_publishing:
+            self.reply_hooks = partial(replying, hooks)
+        if (on_received := hooks.on_received) is not None:
+            on_delivery = self.on_delivery
+
+            def received(buffered: BufferedRun) -> None:
+                run = buffered.run
+                on_received(address, run.count, len(run.raw) - FRAME_HEADER_BYTES * run.count)
+                on_delivery(buffered)
+
+            self.on_delivery = received
+        if hooks.has_settling:
+            on_settled = self.on_settled
+            report = settling(hooks, address, lambda: (self.finished, self.requeued))
+
+            def settled() -> None:
+                on_settled()
+                report()
+
+            self.on_settled = settled
+
     async def keep(self) -> None:
         """Connect and subscribe, reconnecting until closed; see `BrokerSession.keep`."""
         while not self._closing.is_set():
@@ -148,7 +168,7 @@ class Subscription(BrokerSession):
     async def _subscribe(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                if self._wanted:
+                if self._policy:
                     await self._want(connection)
                 await connection.ask(commands.subscribe(self._topic, self._channel))
         except TimeoutError as error:
@@ -161,7 +181,7 @@ class Subscription(BrokerSession):
         answers.backs_off_always = self.backs_off_always
         answers.reply_hooks = self.reply_hooks
         timeout_s = answers.message_timeout_s
-        answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0
+        answers.touch_before_s = timeout_s * TOUCH_FRACTION if self.auto_touch else 0.0
         succeeded = self._dialer.succeeded
 
         def on_run(run: MessageRun) -> None:
@@ -183,7 +203,7 @@ class Subscription(BrokerSession):
     ) -> tuple[AckBatcher, Callable[[MessageRun], None]]:
         """Return the answers to a connection's messages, and the function that takes those."""
         on_delivery = self.on_delivery
-        if self._wanted.get("order") == "queue":
+        if self._policy.get("order") == "queue":
             in_order = InOrderAcks(connection, on_delivery)
             return in_order, in_order.arrived
         answers = AckBatcher(connection)
@@ -201,7 +221,7 @@ class Subscription(BrokerSession):
                 "channel.want",
                 topic=self._topic,
                 channel=self._channel,
-                policy=dict(self._wanted),
+                policy=dict(self._policy),
             )
         except NotSupported as error:
             raise SubscribeRefused("NOT_SUPPORTED", str(error)) from error
@@ -215,8 +235,8 @@ class Subscription(BrokerSession):
                 " consumer is connected",
                 *(connection.address, field, self._channel, self._topic),
                 *(
-                    each if isinstance(each, str) else ",".join(each)
-                    for each in (value, self._wanted[field])
+                    setting if isinstance(setting, str) else ",".join(setting)
+                    for setting in (value, self._policy[field])
                 ),
             )
 

@@ -20,20 +20,15 @@ TURN_S = 0.001
 
 
 class Waiters:
-    """Wake workers and iterators that wait for messages.
-
-    Attributes:
-        is_closed: whether no more is handed out.
-        turn_ends_at_s: when a worker must ``rest``.
-        rate_limit: the limit of messages a second; None for none.
-        waits_for_rate: whether nothing may be taken until ``pump`` is called.
-    """
+    """Wake workers and iterators that wait for messages."""
 
     def __init__(self) -> None:
         self.is_closed = False
         self.turn_ends_at_s = 0.0
+        """When a worker must `rest`."""
         self.rate_limit: SharedRate | None = None
         self.waits_for_rate = False
+        """Whether nothing may be taken until `pump` is called."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._error: Exception | None = None
         self._is_resting = False

@@ -29,26 +29,22 @@ QUIET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A consumer's state, as the watchdog sees it.
-
-    Attributes:
-        connected: the number of connected brokers.
-        ready: the sum of its ready counts.
-        is_held_back: whether it must not request messages.
-        backoff: whether it is backing off.
-        trial_at_s: when its next trial is due.
-        waiting: the number of messages that wait to be handed out.
-        progress: a value that changes whenever a message is handed out or answered.
-    """
+class ConsumerSnapshot:
+    """A consumer's state, as the watchdog sees it."""
 
     connected: int
+    """The number of connected brokers."""
     ready: int
+    """The sum of its ready counts."""
     is_held_back: bool
+    """Whether it must not request messages."""
     backoff: BackoffState
     trial_at_s: float
+    """When the next trial of its backoff is due."""
     waiting: int
+    """The number of messages that wait to be handed out."""
     progress: Hashable
+    """A value that changes whenever a message is handed out or answered."""
 
 
 class Watchdog:
@@ -56,24 +52,22 @@ class Watchdog:
 
     Args:
         after_s: the time without progress that is a stall; 0 never checks.
-        look: returns the consumer's state.
+        poll: returns the consumer's state.
         on_stall: called with the cause, once for each stall.
-
-    Attributes:
-        stall: the cause, while there is one.
     """
 
     def __init__(
         self,
         after_s: float,
-        look: Callable[[], Sight],
+        poll: Callable[[], ConsumerSnapshot],
         on_stall: Callable[[str], object] | None = None,
     ) -> None:
         if after_s < 0:
             raise ValueError(f"stall_after_s={after_s}: must be at least 0, for never")
         self.stall = ""
+        """The cause of the present stall; empty for none."""
         self._after_s = after_s
-        self._look = look
+        self._poll = poll
         self._on_stall = guarded("on_stall", on_stall) if on_stall is not None else None
         self._since_s: dict[str, float] = {}
         self._progress: Hashable = None
@@ -91,27 +85,27 @@ class Watchdog:
             self._timer.cancel()
         self._timer = None
 
-    def bark(self, cause: str) -> None:
+    def report(self, cause: str) -> None:
         """Report a stall."""
         logger.error("the consumer has stalled: %s", cause)
         if self._on_stall is not None:
             self._on_stall(cause)
 
-    def check(self, sight: Sight, now_s: float) -> str:
+    def check(self, snapshot: ConsumerSnapshot, now_s: float) -> str:
         """Return the cause of a stall; empty for none."""
-        has_progressed = sight.progress != self._progress
-        self._progress = sight.progress
+        has_progressed = snapshot.progress != self._progress
+        self._progress = snapshot.progress
         conditions = {
-            "handlers": sight.waiting > 0 and not has_progressed,
+            "handlers": snapshot.waiting > 0 and not has_progressed,
             "ready": (
-                sight.connected > 0
-                and sight.ready == 0
-                and sight.backoff is not BackoffState.BLOCKED
-                and not sight.is_held_back
+                snapshot.connected > 0
+                and snapshot.ready == 0
+                and snapshot.backoff is not BackoffState.BLOCKED
+                and not snapshot.is_held_back
             ),
-            "timer": sight.backoff is BackoffState.BLOCKED
-            and not sight.is_held_back
-            and now_s > sight.trial_at_s,
+            "timer": snapshot.backoff is BackoffState.BLOCKED
+            and not snapshot.is_held_back
+            and now_s > snapshot.trial_at_s,
         }
         for name, holds in conditions.items():
             if holds:
@@ -121,7 +115,7 @@ class Watchdog:
         for name, since_s in self._since_s.items():
             for_s = now_s - since_s
             if for_s >= self._after_s:
-                return _CAUSES[name].format(for_s=for_s, sight=sight)
+                return _CAUSES[name].format(for_s=for_s, snapshot=snapshot)
         return ""
 
     def _pause(self, now_s: float) -> None:
@@ -136,9 +130,9 @@ class Watchdog:
         for name in self._since_s:
             self._since_s[name] += late_s  # Nothing could progress while the loop was blocked.
         was = bool(self.stall)
-        self.stall = self.check(self._look(), now_s)
+        self.stall = self.check(self._poll(), now_s)
         if self.stall and not was:
-            self.bark(self.stall)
+            self.report(self.stall)
         elif was and not self.stall:
             logger.warning("the consumer progresses again")
         self._pause(now_s)
@@ -155,12 +149,12 @@ class Watchdog:
 
 _CAUSES = {
     "handlers": (
-        "for {for_s:.3g} s no message was handed out or answered, though {sight.waiting} wait here:"
-        " handlers hang, or no messages are taken"
+        "for {for_s:.3g} s no message was handed out or answered, though {snapshot.waiting} wait"
+        " here: handlers hang, or no messages are taken"
     ),
     "ready": (
         "for {for_s:.3g} s no messages were requested (ready counts are 0), though"
-        " {sight.connected} brokers are connected and nothing holds it back"
+        " {snapshot.connected} brokers are connected and nothing holds it back"
     ),
     "timer": ("the backoff was over {for_s:.3g} s ago, and its timer has not run"),
 }

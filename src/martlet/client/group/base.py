@@ -18,7 +18,7 @@ from martlet.client.group.iteration import Handed, Iteration
 from martlet.client.group.known_brokers import KnownBrokers
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
-from martlet.client.group.queues.queue_id import QueueId, find_place
+from martlet.client.group.queues.queue_id import QueueId, find_queue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.rebalance_listener import RebalanceListener
 from martlet.client.group.session import PullSession, SessionSettings
@@ -29,7 +29,7 @@ from martlet.client.settings import Addresses, ConnectionSettings
 
 logger = logging.getLogger("martlet.client")
 
-Wanted = QueueId | tuple[str, int] | int
+AnyQueue = QueueId | tuple[str, int] | int
 """A queue: its broker and number, or the number alone if that is unique."""
 
 
@@ -56,26 +56,26 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         handling: HandlerSettings,
         leave_timeout_s: float,
     ) -> None:
-        self._line = ReadyQueues()
+        self._ready_queues = ReadyQueues()
         on_giving_up = handling.on_giving_up
         self._failures = PullFailures(
             handling.retry or RETRY,
             handling.max_attempts or 0,
-            self._bury if on_giving_up is None else kept_by(on_giving_up),
+            self._dead_letter if on_giving_up is None else kept_by(on_giving_up),
         )
         super().__init__(
             topic,
             group,
             addresses,
             connection,
-            source=self._line,
+            source=self._ready_queues,
             workers=WorkerPool[PullWorker](),
             handling=handling,
         )
         self._settings = SessionSettings(
             self._topic,
             limits,
-            self._line,
+            self._ready_queues,
             progress.commit_every_s if progress.auto_commit else 0.0,
             leave_timeout_s,
             RebalanceListener(progress.on_assigned, progress.on_revoked),
@@ -83,7 +83,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             KnownBrokers(),
             self._brokers.seek,
         )
-        self._line.on_lost_often = self._lost_often
+        self._ready_queues.on_lost_often = self._lost_often
         self._giving_up: set[asyncio.Task[None]] = set()
         self._handed_out: dict[Handed, None] = {}
         """The items that iterators have handed out, until the next is requested."""
@@ -100,7 +100,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         return self._messages()
 
     def _messages(self) -> Iteration[PulledMessage]:
-        return Iteration(self._line, self._line.message, self._handed_out)
+        return Iteration(self._ready_queues, self._ready_queues.message, self._handed_out)
 
     def batches(
         self, *, max_messages: int = 10_000, max_wait_ms: float = 0
@@ -118,8 +118,8 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         self._check_entered()
         if max_messages < 1:
             raise ValueError(f"max_messages={max_messages}: must be at least 1")
-        take = partial(self._line.batch, max_messages, max_wait_ms / 1000)
-        return Iteration(self._line, take, self._handed_out)
+        take = partial(self._ready_queues.batch, max_messages, max_wait_ms / 1000)
+        return Iteration(self._ready_queues, take, self._handed_out)
 
     async def run(
         self,
@@ -153,12 +153,12 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             raise ValueError(f"on={on!r} must be 'loop' or 'threads'")
         in_order = order == "queue" or concurrency == 1
         await self._workers.run(
-            lambda each: PullWorker(self._line, each, self._failures, in_order),
+            lambda wrapped: PullWorker(self._ready_queues, wrapped, self._failures, in_order),
             handler,
             concurrency,
             on,
         )
-        self._line.check()
+        self._ready_queues.check()
 
     def _lost_often(self, message: PulledMessage, count: int) -> None:
         """Dead-letter a message whose handling ended with several lost members."""
@@ -166,10 +166,10 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         self._giving_up.add(task)
         task.add_done_callback(self._giving_up.discard)
 
-    async def _bury(self, message: PulledMessage) -> str | None:
+    async def _dead_letter(self, message: PulledMessage) -> str | None:
         for session in self._brokers.sessions:
             if session.broker.name == message.place.broker and session.is_connected:
-                return await session.bury(message)
+                return await session.dead_letter(message)
         raise Closed(f"there is no connection to {message.place.broker} any more")
 
     # offsets
@@ -177,21 +177,21 @@ class PullConsumerBase(ConsumerBase[PullSession]):
     @property
     def assignment(self) -> tuple[QueueId, ...]:
         """The queues assigned to this consumer."""
-        return tuple(held.place for held in self._all_held())
+        return tuple(held.id for held in self._all_held())
 
-    def position(self, queue: Wanted) -> int:
+    def position(self, queue: AnyQueue) -> int:
         """Return the offset of a queue's message that is handed out next. Raises ValueError."""
         return self._find(queue)[1].position
 
-    def committed(self, queue: Wanted) -> int:
+    def committed(self, queue: AnyQueue) -> int:
         """Return the last committed offset. Raises ValueError."""
         return self._find(queue)[1].committed
 
-    def lag(self, queue: Wanted) -> int:
+    def lag(self, queue: AnyQueue) -> int:
         """Return a queue's lag, as of the last fetch. Raises ValueError."""
         return self._find(queue)[1].lag
 
-    async def seek(self, queue: Wanted, to: Start) -> None:
+    async def seek(self, queue: AnyQueue, to: Start) -> None:
         """Continue at another offset of a queue, and drop its messages here.
 
         It does not wait for handlers of its messages. The committed offset moves there with the
@@ -209,7 +209,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         """
         to = check_start(to)
         session, held = self._find(queue)
-        number = held.place.queue
+        number = held.id.queue
         if to in ("first", "last"):
             start, end = await session.ends(number)
             offset = start if to == "first" else end
@@ -218,18 +218,18 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             if offset < to:
                 logger.warning(
                     "%s of %s: offset %d is above the end; continues at offset %d",
-                    *(held.place, held.topic, to, offset),
+                    *(held.id, held.topic, to, offset),
                 )
         else:
             offset = await session.offset_at(number, time_ms(to))  # type: ignore[arg-type]
         await session.seek(number, offset)
 
-    def pause(self, *queues: Wanted) -> None:
+    def pause(self, *queues: AnyQueue) -> None:
         """Stop fetching and handing out of these queues, or of all assigned now."""
         for held in self._chosen(queues):
             held.pause()
 
-    def resume(self, *queues: Wanted) -> None:
+    def resume(self, *queues: AnyQueue) -> None:
         """Resume fetching and handing out of these queues, or of all."""
         for held in self._chosen(queues):
             held.resume()
@@ -242,50 +242,53 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         Raises:
             ClientError, OSError: the offsets could not be committed.
         """
-        for each in self._handed_out:
-            if each.is_out:
-                each.finish()
+        for item in self._handed_out:
+            if item.is_out:
+                item.finish()
         self._handed_out.clear()
         await asyncio.gather(*(session.commit() for session in self._brokers.sessions))
 
     def _all_held(self) -> list[AssignedQueue]:
         return [held for session in self._brokers.sessions for held in session.held.values()]
 
-    def _find(self, queue: Wanted) -> tuple[PullSession, AssignedQueue]:
-        place = find_place(queue, self.assignment, self._topic)
+    def _find(self, queue: AnyQueue) -> tuple[PullSession, AssignedQueue]:
+        queue_id = find_queue(queue, self.assignment, self._topic)
         for session in self._brokers.sessions:
-            held = session.held.get(place.queue)
-            if held is not None and held.place == place:
+            held = session.held.get(queue_id.queue)
+            if held is not None and held.id == queue_id:
                 return session, held
         raise AssertionError
 
-    def _chosen(self, queues: tuple[Wanted, ...]) -> list[AssignedQueue]:
+    def _chosen(self, queues: tuple[AnyQueue, ...]) -> list[AssignedQueue]:
         return [self._find(queue)[1] for queue in queues] if queues else self._all_held()
 
     @property
-    def tally(self) -> PullCounts:
-        """The counts of messages of the current brokers."""
-        return sum((session.tally for session in self._brokers.sessions), PullCounts())
+    def current_counts(self) -> PullCounts:
+        """The counts of messages of the current brokers; `stats` has those of former ones too."""
+        return sum((session.counts for session in self._brokers.sessions), PullCounts())
+
+    tally = current_counts
+    """The former name of `current_counts`."""
 
     @property
     def stats(self) -> PullStats:
         """The consumer's state and counts so far."""
-        held = self._all_held()
-        for each in held:
-            each.leave_run()
-        brokers, tally = self._brokers, self.tally
+        queues = self._all_held()
+        for queue in queues:
+            queue.leave_run()
+        brokers, current = self._brokers, self.current_counts
         return PullStats(
             counts=PullCounts(
-                received=brokers.received + tally.received,
-                finished=brokers.finished + tally.finished,
-                requeued=brokers.requeued + tally.requeued,
+                received=brokers.received + current.received,
+                finished=brokers.finished + current.finished,
+                requeued=brokers.requeued + current.requeued,
                 dead=self._failures.given_up,
             ),
             given_up=self._failures.given_up,
-            waiting=sum(each.waiting for each in held),
+            waiting=sum(queue.waiting for queue in queues),
             workers=self._workers.size,
-            connections=tuple(each.stats(each.ready_count) for each in brokers.sessions),
-            queues=tuple(each.stats() for each in held),
+            connections=tuple(session.stats(session.ready_count) for session in brokers.sessions),
+            queues=tuple(queue.stats() for queue in queues),
         )
 
     @property

@@ -22,22 +22,18 @@ _HEAD = Struct(">IIqH16s")
 
 
 class FetchedChunk(NamedTuple):
-    """Messages of one queue, in order.
-
-    Attributes:
-        run: their frames.
-        first, last: the offsets of the first and the last one; there may be gaps between.
-    """
+    """Messages of one queue, in order."""
 
     run: MessageRun
     first: int
+    """The offset of the first one; there may be gaps between it and the last one."""
     last: int
 
     @classmethod
     def of(cls, run: MessageRun, id_base: int) -> FetchedChunk:
         """Make a chunk of a run, in which a message's id is the base plus its offset."""
         ids = run.ids()
-        first, last = (((int(bytes(ids[at]), 16) - id_base) & _MASK) for at in (0, -1))
+        first, last = (((int(bytes(ids[index]), 16) - id_base) & _MASK) for index in (0, -1))
         return cls(run, first, last)
 
     @classmethod
@@ -46,17 +42,20 @@ class FetchedChunk(NamedTuple):
         frames: list[bytes] = []
         ends: list[int] = []
         end = 0
-        for each in messages:
-            size = len(each.body) + FRAME_SIZE_EXTRA
-            frames += (_HEAD.pack(size, MESSAGE, each.timestamp_ns, 1, each.id), each.body)
+        for message in messages:
+            size = len(message.body) + FRAME_SIZE_EXTRA
+            head = _HEAD.pack(size, MESSAGE, message.timestamp_ns, 1, message.id)
+            frames += (head, message.body)
             end += size + 4
             ends.append(end)
         run = MessageRun(b"".join(frames), ends)
-        run.properties = {at: each.packed for at, each in enumerate(messages) if each.packed}
+        run.properties = {
+            index: message.packed for index, message in enumerate(messages) if message.packed
+        }
         return cls(run, messages[0].offset, messages[-1].offset)
 
     def offsets(self) -> Sequence[int]:
-        """The offset of each."""
+        """The offset of each message."""
         if self.last - self.first + 1 == self.run.count:
             return range(self.first, self.last + 1)
         ids = [int(message_id, 16) for message_id in self.run.ids().view("S16").tolist()]
@@ -84,7 +83,7 @@ class BatchQueue(Protocol):
     """The queue of a batch, as the batch sees it."""
 
     topic: str
-    place: QueueId
+    id: QueueId
 
     def finish_batch(self, batch: PulledBatch) -> None:
         """Mark its messages as done."""
@@ -134,7 +133,7 @@ class PulledBatch(PulledColumns):
     """
 
     def __init__(self, held: BatchQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
-        super().__init__(held.topic, held.place, piece)
+        super().__init__(held.topic, held.id, piece)
         self.keys = keys
         self.is_finished = False
         self._held = held

@@ -27,7 +27,7 @@ from martlet.client.transport.dialer import Dialer
 
 logger = logging.getLogger("martlet.client")
 
-LOOK_S = 20.0
+POLL_S = 20.0
 """The interval of requests for new queues: RocketMQ's time between two rebalances."""
 ABSENT_S = 1.0
 """The interval of requests for the topic while it does not exist."""
@@ -35,27 +35,23 @@ ABSENT_S = 1.0
 
 @dataclass(slots=True)
 class BroadcastProgress:
-    """The offsets of a broadcast consumer, at all brokers.
-
-    Attributes:
-        start: the start position in a queue that the file does not have.
-        file: keeps the offsets; None for no file.
-        last: the offsets to continue at after a lost connection, as they are kept.
-        met: the brokers whose queues were requested; a later queue is consumed from its first
-            message on.
-    """
+    """The offsets of a broadcast consumer, at all brokers."""
 
     start: Start
+    """The start position in a queue that the file does not have."""
     file: OffsetFile | None
+    """Keeps the offsets; None for no file."""
     last: dict[QueueId, int] = field(default_factory=dict)
+    """The offsets to continue at after a lost connection, as they are kept."""
     met: WeakSet[KnownBroker] = field(default_factory=WeakSet)
+    """The brokers whose queues were requested: a queue added later is consumed from its start."""
 
     def find(self, queue: int, names: Iterable[str]) -> int | None:
         """Return the offset of a broker's queue under the first name that has one."""
-        places = [QueueId(name, queue) for name in names]
-        found = (self.last.get(place) for place in places)
-        kept = (self.file.get(place) for place in places) if self.file is not None else ()
-        return next((offset for offset in (*found, *kept) if offset is not None), None)
+        ids = [QueueId(name, queue) for name in names]
+        last = (self.last.get(queue_id) for queue_id in ids)
+        kept = (self.file.get(queue_id) for queue_id in ids) if self.file is not None else ()
+        return next((offset for offset in (*last, *kept) if offset is not None), None)
 
 
 class BroadcastSession(PullSession):
@@ -103,28 +99,28 @@ class BroadcastSession(PullSession):
                 await asyncio.sleep(ABSENT_S)
                 continue
             offsets = {
-                int(each["queue"]): await self._begins(connection, each)
-                for each in queues
-                if int(each["queue"]) not in self.held
+                int(queue["queue"]): await self._begins(connection, queue)
+                for queue in queues
+                if int(queue["queue"]) not in self.held
             }
             self._progress.met.add(self.broker)
             taken = await self._take(connection, offsets)
-            ends = {int(each["queue"]): int(each["end_offset"]) for each in queues}
+            ends = {int(queue["queue"]): int(queue["end_offset"]) for queue in queues}
             for held in taken:
-                held.end_offset = ends[held.place.queue]
+                held.end_offset = ends[held.id.queue]
             self.set_connected(connection)
-            await self.settings.listener.assigned([held.place for held in taken])
+            await self.settings.listener.assigned([held.id for held in taken])
             self.mark_attempted()
             self._begin(connection, [self.held[number] for number in offsets])
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _begins(self, connection: Connection, queue: Mapping[str, Any]) -> int:
         """Return the start offset in a queue."""
         number = int(queue["queue"])
         names = [self._kept_as, self.broker.id, *self.broker.addresses]
-        known = self._progress.find(number, names)
-        if known is not None:
-            return known
+        offset = self._progress.find(number, names)
+        if offset is not None:
+            return offset
         start = self._progress.start
         if self.broker in self._progress.met or start == "first":
             return int(queue["start_offset"])
@@ -173,14 +169,14 @@ class BroadcastSession(PullSession):
 
     def _unkept(self, file: OffsetFile) -> bool:
         """Return whether the file lacks an offset."""
-        return any(file.get(place) != offset for place, offset in self._progress.last.items())
+        return any(file.get(queue) != offset for queue, offset in self._progress.last.items())
 
     async def leave(self, timeout_s: float) -> None:
         """Write the offsets, unless only the application commits, and drop the queues."""
         self._closing.set()
         for held in self.held.values():
             held.begin_leaving()
-        await self.settings.listener.revoked([held.place for held in self.held.values()])
+        await self.settings.listener.revoked([held.id for held in self.held.values()])
         try:
             if self.settings.auto_commit:
                 await self.commit()

@@ -37,24 +37,22 @@ class PullFailures:
     Args:
         retry: the delay, by the number of attempts.
         max_attempts: the maximum number of attempts; 0 for no limit.
-        bury: keeps the message elsewhere, and returns where; None if nowhere.
-
-    Attributes:
-        given_up: the number of messages not tried again.
+        dead_letter: keeps the message elsewhere, and returns where; None if nowhere.
     """
 
     def __init__(
         self,
         retry: Delay,
         max_attempts: int,
-        bury: Callable[[PulledMessage], Awaitable[str | None]],
+        dead_letter: Callable[[PulledMessage], Awaitable[str | None]],
     ) -> None:
         if max_attempts < 0:
             raise ValueError(f"max_attempts={max_attempts}: must be at least 0, for no limit")
         self.given_up = 0
+        """The number of messages not tried again."""
         self._retry = retry
         self._max_attempts = max_attempts
-        self._bury = bury
+        self._dead_letter = dead_letter
 
     async def failed(self, message: PulledMessage, error: BaseException) -> None:
         """Retry a message whose handler raised this, or dead-letter it."""
@@ -66,8 +64,8 @@ class PullFailures:
                 message.attempts -= 1
             self._put_off(message, error.delay_ms)
             return
-        said = describe(error)[:MAX_ERROR_LENGTH]
-        message.errors = (message.errors[0] or said, said)
+        text = describe(error)[:MAX_ERROR_LENGTH]
+        message.errors = (message.errors[0] or text, text)
         message.is_rejected = isinstance(error, Reject)
         if message.is_rejected or 0 < self._max_attempts <= message.attempts:
             await self._give_up(message, error)
@@ -77,13 +75,13 @@ class PullFailures:
 
     async def lost_often(self, message: PulledMessage, count: int) -> None:
         """Dead-letter a message whose handling ended with a number of lost members."""
-        said = f"{count} members of the group were lost while they handled it"
-        message.errors, message.is_lost = (said, said), True
-        await self._give_up(message, HandlerFailed(said))
+        text = f"{count} members of the group were lost while they handled it"
+        message.errors, message.is_lost = (text, text), True
+        await self._give_up(message, HandlerFailed(text))
 
     async def _give_up(self, message: PulledMessage, error: BaseException) -> None:
         try:
-            where = await self._bury(message)
+            where = await self._dead_letter(message)
         except Exception as trouble:
             delay_s = self._put_off(message)
             logger.error(

@@ -35,19 +35,19 @@ class Iteration(AsyncIterator[HandedT]):
     """One loop over messages or batches.
 
     Args:
-        line: has the ready queues.
+        ready_queues: are closed at the end.
         take: takes the next item; None at the end.
         handed_out: tracks the item that is handed out.
     """
 
     def __init__(
         self,
-        line: ReadyQueues,
+        ready_queues: ReadyQueues,
         take: Callable[[], Awaitable[HandedT | None]],
         handed_out: dict[Handed, None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._line = line
+        self._ready_queues = ready_queues
         self._take = take
         self._handed_out = handed_out
         self._last: HandedT | None = None
@@ -60,7 +60,7 @@ class Iteration(AsyncIterator[HandedT]):
                 last.finish()
         taken = await self._take()
         if taken is None:
-            self._line.check()
+            self._ready_queues.check()
             raise StopAsyncIteration
         self._last = taken
         self._handed_out[taken] = None

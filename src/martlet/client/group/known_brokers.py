@@ -17,35 +17,28 @@ from martlet.client.transport.connection import Connection
 
 
 class KnownBroker:
-    """A broker.
-
-    Attributes:
-        name: the first address at which it was reached, as ``host:port``; its queues have it.
-        id: its id; empty if it does not report one.
-        addresses: all at which it was reached, as ``host:port``.
-        has_replicas: whether it goes on at another address when its process ends.
-    """
+    """A broker."""
 
     def __init__(self, address: str, broker_id: str = "", *, has_replicas: bool = False) -> None:
         self.name = address
+        """The first address at which it was reached, as ``host:port``; its queues have it."""
         self.id = broker_id
+        """Empty if it does not report one."""
         self.addresses = {address: None}
+        """All at which it was reached, as ``host:port``."""
         self.has_replicas = has_replicas
+        """Whether it goes on at another address when its process ends."""
 
 
 class ReachedBroker:
-    """A connection to a broker, until it is lost.
-
-    Attributes:
-        broker: the broker.
-        connection: the connection; None once it is lost.
-        turn: done once the connection is active.
-    """
+    """A connection to a broker, until it is lost."""
 
     def __init__(self, broker: KnownBroker, address: Address, connection: Connection) -> None:
         self.broker = broker
         self.connection: Connection | None = connection
+        """None once it is lost."""
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the connection is active."""
         self._address = address
 
     def __str__(self) -> str:
@@ -71,12 +64,11 @@ class KnownBrokers:
             connection: the connection.
             before: the broker that was there the last time.
         """
-        found = ReachedBroker(
-            self._recognise(str(address), connection, before), address, connection
-        )
-        self._reached.append(found)
-        self._choose(found.broker)
-        return found
+        broker = self._recognise(str(address), connection, before)
+        reached = ReachedBroker(broker, address, connection)
+        self._reached.append(reached)
+        self._choose(broker)
+        return reached
 
     def _recognise(self, address: str, connection: Connection, before: KnownBroker) -> KnownBroker:
         features = connection.features
@@ -91,7 +83,7 @@ class KnownBrokers:
         return broker
 
     def _choose(self, broker: KnownBroker) -> None:
-        links = [each for each in self._reached if each.broker is broker]
+        links = [reached for reached in self._reached if reached.broker is broker]
         active = self._active.choose(broker, links)
         if active is not None:
             active.turn.set_result(None)
@@ -104,9 +96,9 @@ class KnownBrokers:
         assert reached.connection is not None
         features = reached.connection.features
         return [
-            (str(each), each.connection)
-            for each in self._reached
-            if each.connection is not None and features.is_copy_of(each.connection.features)
+            (str(other), other.connection)
+            for other in self._reached
+            if other.connection is not None and features.is_copy_of(other.connection.features)
         ]
 
     async def wait_turn(self, reached: ReachedBroker) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Protocol
 
-from martlet.client.consumer.message import ReceivedMessage
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.received import ReceivedMessage
 from martlet.protocol.nsq.message_run import Fields
 
 
@@ -26,7 +26,7 @@ class MessageQueue(Protocol):
     """The queue of a message, as the message sees it."""
 
     topic: str
-    place: QueueId
+    id: QueueId
 
     def finish(self, message: PulledMessage) -> None:
         """Mark it as done."""
@@ -79,12 +79,12 @@ class PulledMessage(ReceivedMessage):
     @property
     def queue(self) -> int:
         """The number of its queue."""
-        return self._held.place.queue
+        return self._held.id.queue
 
     @property
     def place(self) -> QueueId:
         """Its queue and its broker."""
-        return self._held.place
+        return self._held.id
 
     @property
     def packed(self) -> bytes:

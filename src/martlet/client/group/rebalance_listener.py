@@ -29,20 +29,20 @@ class RebalanceListener:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
 
-    async def assigned(self, places: Sequence[QueueId]) -> None:
+    async def assigned(self, queues: Sequence[QueueId]) -> None:
         """Call ``on_assigned``."""
-        await _notify("on_assigned", self._on_assigned, places)
+        await _notify("on_assigned", self._on_assigned, queues)
 
-    async def revoked(self, places: Sequence[QueueId]) -> None:
+    async def revoked(self, queues: Sequence[QueueId]) -> None:
         """Call ``on_revoked``."""
-        await _notify("on_revoked", self._on_revoked, places)
+        await _notify("on_revoked", self._on_revoked, queues)
 
 
-async def _notify(name: str, function: OnQueues | None, places: Sequence[QueueId]) -> None:
-    if function is None or not places:
+async def _notify(name: str, function: OnQueues | None, queues: Sequence[QueueId]) -> None:
+    if function is None or not queues:
         return
     try:
-        result = function(places)
+        result = function(queues)
         if isawaitable(result):
             await result
     except Exception:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.addresses import Address
-from martlet.client.consumer.broker_session import BrokerSession
-from martlet.client.consumer.instrumented import settling
+from martlet.client.consumer.brokers import BrokerSession
 from martlet.client.copied_folder import Copies, refusal
 from martlet.client.errors import (
     CallRefused,
@@ -30,7 +29,7 @@ from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.rebalance_listener import RebalanceListener
 from martlet.client.group.settings import FlowLimits
 from martlet.client.group.stats import PullCounts
-from martlet.client.hooks import Hooks
+from martlet.client.hooks import Hooks, settling
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
@@ -48,30 +47,22 @@ _COPY_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class SessionSettings:
-    """The settings shared by the sessions at all brokers.
-
-    Attributes:
-        topic: the topic's name.
-        limits: of flow control, for each queue.
-        line: hands out the messages of the queues.
-        commit_every_s: the interval of commits; 0 if only the application commits, even when a
-            queue goes.
-        leave_timeout_s: the time for handlers to end when their queue moves to another member.
-        listener: called when queues come and go.
-        hooks: called with fetched and done messages.
-        brokers: those that the sessions have reached.
-        seek: looks for a broker at other addresses when a session has lost it.
-    """
+    """The settings shared by the sessions at all brokers."""
 
     topic: str
     limits: FlowLimits
-    line: ReadyQueues
+    ready_queues: ReadyQueues
+    """Hands out the messages of the queues."""
     commit_every_s: float
+    """The interval of commits; 0 if only the application commits, even when a queue goes."""
     leave_timeout_s: float
+    """The time for handlers to end when their queue moves to another member."""
     listener: RebalanceListener
     hooks: Hooks
     brokers: KnownBrokers
+    """Those that the sessions have reached."""
     seek: Callable[[PullSession], None]
+    """Searches for a broker at other addresses when a session has lost it."""
 
     @property
     def auto_commit(self) -> bool:
@@ -86,23 +77,22 @@ class PullSession(BrokerSession):
         address: the broker's.
         dialer: connects.
         settings: shared by the sessions at all brokers.
-
-    Attributes:
-        held: the queues, by number.
-        tally: the counts of outcomes.
-        broker: the one that it has reached, or had last.
     """
 
     def __init__(self, address: Address, dialer: Dialer, settings: SessionSettings) -> None:
         super().__init__(address, dialer)
         self.held: dict[int, AssignedQueue] = {}
-        self.tally = PullCounts()
+        """The queues, by number."""
+        self.counts = PullCounts()
         self.settings = settings
         self.broker = KnownBroker(str(address))
+        """The one that it has reached, or had last."""
         self._fetchers: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._id_bases: dict[int, int] = {}
         self._over: asyncio.Future[str] | None = None
-        self._report = settling(settings.hooks, str(address), self)
+        self._report = settling(
+            settings.hooks, str(address), lambda: (self.finished, self.requeued)
+        )
         self._is_reporting = False
 
     @property
@@ -119,17 +109,17 @@ class PullSession(BrokerSession):
     @property
     def received(self) -> int:
         """The number of messages fetched."""
-        return self.tally.received
+        return self.counts.received
 
     @property
     def finished(self) -> int:
         """The number of messages finished."""
-        return self.tally.finished
+        return self.counts.finished
 
     @property
     def requeued(self) -> int:
         """The number of delays for another try."""
-        return self.tally.requeued
+        return self.counts.requeued
 
     # implemented by each kind of consumer
 
@@ -150,7 +140,7 @@ class PullSession(BrokerSession):
     async def commit(self) -> None:
         """Commit the offsets. Raises ClientError and OSError."""
 
-    async def bury(self, message: PulledMessage) -> str | None:
+    async def dead_letter(self, message: PulledMessage) -> str | None:
         """Keep a message after its last attempt. Returns where; None if nowhere."""
         return None
 
@@ -245,7 +235,7 @@ class PullSession(BrokerSession):
         Raises the exception that ended one of them.
         """
         assert self._over is not None
-        tasks = [asyncio.create_task(each, name="martlet session") for each in running]
+        tasks = [asyncio.create_task(coroutine, name="martlet session") for coroutine in running]
         if self.settings.auto_commit:
             tasks.append(asyncio.create_task(self._commit_regularly(), name="martlet commit"))
         try:
@@ -271,7 +261,7 @@ class PullSession(BrokerSession):
         """Return the topic's queues at the broker."""
         answer = await connection.call("topic.describe", topic=self.settings.topic)
         queues: list[Mapping[str, Any]] = list(answer.fields["queues"])
-        self._id_bases = {int(each["queue"]): int(each["id_base"], 16) for each in queues}
+        self._id_bases = {int(queue["queue"]): int(queue["id_base"], 16) for queue in queues}
         return queues
 
     async def _take(
@@ -282,15 +272,14 @@ class PullSession(BrokerSession):
             await self.describe(connection)
         taken = []
         for number, offset in offsets.items():
-            place = QueueId(self.broker.name, number)
             held = AssignedQueue(
                 self.settings.topic,
-                place,
+                QueueId(self.broker.name, number),
                 offset,
                 self._id_bases[number],
                 self.settings.limits,
-                self.settings.line,
-                self.tally,
+                self.settings.ready_queues,
+                self.counts,
             )
             if self.settings.hooks.has_settling:
                 held.on_settled = self._settled
@@ -306,14 +295,14 @@ class PullSession(BrokerSession):
         """Fetch from those of these queues that are still assigned."""
         method, fields = self._fetching
         for held in taken:
-            if self.held.get(held.place.queue) is not held:
+            if self.held.get(held.id.queue) is not held:
                 continue
             fetcher = Fetcher(connection, held, method, fields, self.settings.limits)
             fetcher.on_received = self._received
             fetcher.on_moved = self._moved
             fetcher.on_lost = self._lost
             fetcher.on_gone = lambda error: self.end(str(error))
-            self._fetchers[held] = asyncio.create_task(fetcher.run(), name=f"fetch {held.place}")
+            self._fetchers[held] = asyncio.create_task(fetcher.run(), name=f"fetch {held.id}")
 
     def _received(self, run: MessageRun) -> None:
         self.last_message_s = time.monotonic()
@@ -333,15 +322,15 @@ class PullSession(BrokerSession):
 
     async def _lose(self, gone: Iterable[AssignedQueue]) -> None:
         """Drop queues that are no longer assigned."""
-        lost = [held for held in gone if self.held.get(held.place.queue) is held]
+        lost = [held for held in gone if self.held.get(held.id.queue) is held]
         for held in lost:
             self._drop(held)
         if lost:
-            await self.settings.listener.revoked([held.place for held in lost])
+            await self.settings.listener.revoked([held.id for held in lost])
 
     def _lost(self, held: AssignedQueue) -> None:
         """Close a queue that a fetch found assigned to another member."""
-        logger.warning("%s of %s has gone to another member", held.place, held.topic)
+        logger.warning("%s of %s has gone to another member", held.id, held.topic)
         held.close()
 
     @abstractmethod
@@ -350,8 +339,8 @@ class PullSession(BrokerSession):
 
     def _drop(self, held: AssignedQueue) -> None:
         held.close()
-        if self.held.get(held.place.queue) is held:
-            del self.held[held.place.queue]
+        if self.held.get(held.id.queue) is held:
+            del self.held[held.id.queue]
         fetcher = self._fetchers.pop(held, None)
         if fetcher is not None:
             fetcher.cancel()
@@ -361,8 +350,8 @@ class PullSession(BrokerSession):
         connection = self._connected()
         before = self.held.get(number)
         if before is None or before.hold is not AssignmentState.OPEN:
-            where = before.place if before is not None else f"queue {number} at {self.address}"
-            raise ClientError(f"{where} is going to another member, or has gone")
+            name = before.id if before is not None else f"queue {number} at {self.address}"
+            raise ClientError(f"{name} is going to another member, or has gone")
         is_fetched = before in self._fetchers
         if before.starts is not None:
             before.starts.clear()
@@ -387,9 +376,9 @@ class PullSession(BrokerSession):
 
     async def ends(self, number: int) -> tuple[int, int]:
         """Return the first stored offset of a queue, and its end. Raises ClientError."""
-        for each in await self.describe(self._connected()):
-            if each["queue"] == number:
-                return int(each["start_offset"]), int(each["end_offset"])
+        for queue in await self.describe(self._connected()):
+            if queue["queue"] == number:
+                return int(queue["start_offset"]), int(queue["end_offset"])
         raise ClientError(f"{self.address}: {self.settings.topic} has no queue {number}")
 
     async def _commit_regularly(self) -> None:

@@ -172,8 +172,8 @@ class MembershipSettings:
             "queues": list(self.queues),
             "lease_ms": round(self.lease_s * 1000),
         }
-        wanted = {"wanted_tags": list(self.tags), "filter": self.filter or ""}
-        return fields | {name: value for name, value in wanted.items() if value}
+        filters = {"wanted_tags": list(self.tags), "filter": self.filter or ""}
+        return fields | {name: value for name, value in filters.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

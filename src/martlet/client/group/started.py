@@ -38,17 +38,13 @@ Say = Callable[[Sequence[tuple[int, int]], OnKnown | None], None]
 
 @dataclass(slots=True)
 class LostWith:
-    """The failures of a message by which members were lost.
-
-    Attributes:
-        failures: the number.
-        due_at_s: when it may be handled, by ``time.monotonic``.
-        is_over: whether to dead-letter it.
-    """
+    """The failures of a message by which members were lost."""
 
     failures: int
     due_at_s: float
+    """When it may be handled, by ``time.monotonic``."""
     is_over: bool
+    """Whether to dead-letter it."""
 
     def wait_s(self) -> float:
         """Return the seconds until it may be handled; 0 or less for now."""
@@ -61,15 +57,13 @@ class StartedTracker:
     Args:
         say: reports the started runs (first and end offset). Its second argument is for a suspect
             that is started alone: a function to call when the broker has answered.
-
-    Attributes:
-        charged: the failures of suspects, by offset.
-        at_work: the runs in handlers: end offsets by first ones.
     """
 
     def __init__(self, say: Say) -> None:
         self.charged: dict[int, LostWith] = {}
+        """The failures of suspects, by offset."""
         self.at_work: dict[int, int] = {}
+        """The runs in handlers: end offsets by first ones."""
         self._say = say
         self._reported: list[tuple[int, int]] = []
         self._run = (0, 0)
@@ -114,7 +108,7 @@ class StartedTracker:
             self._length = min(2 * self._length, MAX_RUN)
         self._reported_at_s = now_s
         run_end = max(end, min(first + self._length, fetched_end))
-        charged = [known for known in self.charged if first < known < run_end]
+        charged = [offset for offset in self.charged if first < offset < run_end]
         self._run = (first, max(end, min(charged, default=run_end)))
         others = [run for run in self.at_work.items() if run[0] != first]
         self._report([*others, self._run])

@@ -79,4 +79,4 @@ class PullStats:
     @property
     def is_starved(self) -> bool:
         """Whether a connection is starved: more or faster handlers would get more messages."""
-        return any(each.is_starved for each in self.connections)
+        return any(connection.is_starved for connection in self.connections)

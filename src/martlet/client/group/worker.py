@@ -20,34 +20,38 @@ class PullWorker(BaseWorker[PulledMessage]):
     """Call a handler with messages.
 
     Args:
-        line: hands them out.
+        ready_queues: hands them out.
         handler: called with each message.
         failures: retries failed messages.
         in_order: whether to skip queues that have a message in such a handler.
     """
 
-    __slots__ = ("_failures", "_handler", "_in_order", "_line")
+    __slots__ = ("_failures", "_handler", "_in_order", "_ready_queues")
 
     def __init__(
-        self, line: ReadyQueues, handler: PullHandler, failures: PullFailures, in_order: bool
+        self,
+        ready_queues: ReadyQueues,
+        handler: PullHandler,
+        failures: PullFailures,
+        in_order: bool,
     ) -> None:
         super().__init__()
-        self._line = line
+        self._ready_queues = ready_queues
         self._handler = handler
         self._failures = failures
         self._in_order = in_order
 
     async def work(self) -> None:
         """Handle messages until the queues are closed; see `BaseWorker.work`."""
-        line, in_order = self._line, self._in_order
+        queues, in_order = self._ready_queues, self._in_order
         is_quick = False
         """Whether the handler has returned at once."""
         while True:
-            held = line.run_now(in_order) if is_quick else None
+            held = queues.run_now(in_order) if is_quick else None
             if held is not None:
                 is_quick = await self._handle_run(held)
                 continue
-            message = line.message_now(in_order) or await line.message(in_order=in_order)
+            message = queues.message_now(in_order) or await queues.message(in_order=in_order)
             if message is None:
                 return
             self.message = message
@@ -67,11 +71,11 @@ class PullWorker(BaseWorker[PulledMessage]):
         """Handle messages while the handler returns at once and the turn lasts. Returns whether all
         were handled so.
         """
-        line, handler = self._line, self._handler
+        queues, handler = self._ready_queues, self._handler
         monotonic, out, done = time.monotonic, PulledMessageState.OUT, PulledMessageState.DONE
         ready = held.begin_run()
         try:
-            while ready and monotonic() <= line.turn_ends_at_s:
+            while ready and monotonic() <= queues.turn_ends_at_s:
                 self.message = message = ready[0]
                 message._stage = out
                 message.attempts = 1

@@ -36,11 +36,11 @@ from martlet.client.sync.loop_thread import LoopThread
 class PostedQueue:
     """Replace the queue of a message: post to the loop that the message is done."""
 
-    __slots__ = ("_message", "_thread", "place", "topic")
+    __slots__ = ("_message", "_thread", "id", "topic")
 
     def __init__(self, message: PulledMessage, thread: LoopThread) -> None:
         self.topic = message.topic
-        self.place = message.place
+        self.id = message.place
         self._message = message
         self._thread = thread
 
@@ -186,6 +186,7 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
     change_rate = called(PullConsumerBase.change_rate)
     stop = called(PullConsumerBase.stop)
     assignment = LoopProperty[tuple[QueueId, ...]](PullConsumerBase.assignment)
+    current_counts = LoopProperty[PullCounts](PullConsumerBase.current_counts)
     tally = LoopProperty[PullCounts](PullConsumerBase.tally)
     stats = LoopProperty[PullStats](PullConsumerBase.stats)
     is_starved = LoopProperty[bool](PullConsumerBase.is_starved)

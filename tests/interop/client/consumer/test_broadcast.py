@@ -111,7 +111,7 @@ async def test_without_auto_commit_the_file_has_explicit_commits_only(
 async def test_new_queues_and_a_new_topic_are_had_from_the_start(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audience, "LOOK_S", 0.02)
+    monkeypatch.setattr(audience, "POLL_S", 0.02)
     monkeypatch.setattr(audience, "ABSENT_S", 0.02)
     async with (
         consumer(broker, None) as each,
@@ -151,7 +151,7 @@ async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
     fast = Backoff(first_s=0.001, max_s=0.001)
     async with consumer(broker, None, start="first", retry=fast, max_attempts=20) as each:
         await each.run(handle)
-        assert each.tally.dead == 1
+        assert each.current_counts.dead == 1
     assert attempts == list(range(1, 21))
 
 

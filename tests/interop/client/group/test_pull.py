@@ -235,7 +235,7 @@ async def test_the_lowest_offset_that_is_not_done_is_committed(broker: Broker) -
 
     async with member(broker) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=4))
-        await until(lambda: consumer.tally.finished == 19)
+        await until(lambda: consumer.current_counts.finished == 19)
         await consumer.commit()
         assert consumer.committed(0) == 3
         assert consumer.lag(0) == 17
@@ -403,7 +403,7 @@ async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter
 
     async with member(broker, max_attempts=3) as consumer:
         await consumer.run(handle)
-        assert consumer.tally.dead == 2
+        assert consumer.current_counts.dead == 2
     bad = [(b"bad", attempt) for attempt in (1, 2, 3)]
     assert handled == [
         (b"good", 1),

@@ -146,7 +146,7 @@ async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
         "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=hooks
     ) as consumer:
         running = asyncio.create_task(consumer.run(handle))
-        await until(lambda: consumer.tally.finished == 2)
+        await until(lambda: consumer.current_counts.finished == 2)
         consumer.stop()
         await running
     processed = spans.get_finished_spans()

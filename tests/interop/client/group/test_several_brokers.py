@@ -192,7 +192,7 @@ async def test_a_broker_that_stays_away_is_not_counted(
     holders: Holders, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "ABSENT_S", 0.05)
-    monkeypatch.setattr(planner, "LOOK_S", 0.1)
+    monkeypatch.setattr(planner, "POLL_S", 0.1)
     with_queues(brokers[0], 4)
     async with AsyncExitStack() as stack:
         consumers: list[PullConsumer] = []
@@ -243,7 +243,7 @@ async def test_a_member_that_cannot_reach_a_broker_leaves_that_to_the_others(
     brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "ABSENT_S", 0.05)
-    monkeypatch.setattr(planner, "LOOK_S", 0.1)
+    monkeypatch.setattr(planner, "POLL_S", 0.1)
     for broker in brokers:
         with_queues(broker, 2)
     holders = Holders()  # Unchecked: a connection's end is seen by one side before the other.

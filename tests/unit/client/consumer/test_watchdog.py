@@ -11,11 +11,11 @@ from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import Consumer, Message
 from martlet.client.consumer.handling.backoff import BackoffState
-from martlet.client.consumer.watchdog import Sight, Watchdog
+from martlet.client.consumer.watchdog import ConsumerSnapshot, Watchdog
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 
-WELL = Sight(
+WELL = ConsumerSnapshot(
     connected=2,
     ready=10,
     is_held_back=False,
@@ -31,7 +31,7 @@ def dog(after_s: float = 10) -> Watchdog:
 
 
 @pytest.mark.parametrize(
-    ("sight", "cause"),
+    ("changes", "cause"),
     [
         ({"waiting": 3}, "3 wait here: handlers hang"),
         ({"ready": 0}, "no messages were requested"),
@@ -39,9 +39,9 @@ def dog(after_s: float = 10) -> Watchdog:
         ({"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
     ],
 )
-def test_a_stall_is_reported_when_it_has_lasted(sight: dict[str, Any], cause: str) -> None:
+def test_a_stall_is_reported_when_it_has_lasted(changes: dict[str, Any], cause: str) -> None:
     watchdog = dog()
-    stalled = replace(WELL, **sight)
+    stalled = replace(WELL, **changes)
     assert watchdog.check(WELL, 0) == ""
     for now_s in (6, 10, 15.9):
         assert watchdog.check(stalled, now_s) == ""
@@ -51,7 +51,7 @@ def test_a_stall_is_reported_when_it_has_lasted(sight: dict[str, Any], cause: st
 
 
 @pytest.mark.parametrize(
-    "sight",
+    "changes",
     [
         {},
         {"ready": 0, "is_held_back": True},
@@ -59,10 +59,10 @@ def test_a_stall_is_reported_when_it_has_lasted(sight: dict[str, Any], cause: st
         {"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 1000.0},
     ],
 )
-def test_an_idle_or_paused_consumer_has_not_stalled(sight: dict[str, Any]) -> None:
+def test_an_idle_or_paused_consumer_has_not_stalled(changes: dict[str, Any]) -> None:
     watchdog = dog()
     for now_s in range(0, 100, 5):
-        assert watchdog.check(replace(WELL, **sight), now_s) == ""
+        assert watchdog.check(replace(WELL, **changes), now_s) == ""
 
 
 def test_messages_that_wait_are_no_stall_while_others_are_answered() -> None:

@@ -50,7 +50,7 @@ def assert_done(held: AssignedQueue, finished: int = COUNT) -> None:
     """All its messages are done, and all counts agree."""
     assert held.next_commit == held.fetch_offset
     assert (held.count, held.size_bytes, held.at_work, held.waiting) == (0, 0, 0, 0)
-    assert held.tally.finished == finished
+    assert held.counts.finished == finished
 
 
 async def test_queues_take_turns_and_each_message_is_handled_once_in_order() -> None:
@@ -93,7 +93,7 @@ async def test_a_handler_may_do_anything_in_a_run(seed: int) -> None:
         assert held.next_commit <= offset
         assert held.at_work == 1
         assert held.count == COUNT - len(done)
-        assert held.waiting == held.count - 1 or held.tally.requeued
+        assert held.waiting == held.count - 1 or held.counts.requeued
         assert held.stats().in_flight == held.count
 
     async def awaited(message: PulledMessage) -> None:

@@ -52,9 +52,9 @@ class HandedOut:
             messages.popleft()
         messages.append(message)
         if len(messages) > self._limit:
-            open_ = [each for each in messages if not each.is_answered]
+            unanswered = [other for other in messages if not other.is_answered]
             messages.clear()
-            messages.extend(open_[-(self._limit // 2) - 1 :])
+            messages.extend(unanswered[-(self._limit // 2) - 1 :])
 
     @property
     def has_open(self) -> bool:
@@ -76,8 +76,8 @@ class HandedOut:
                 waiting.append(message)
         self._messages.extend(waiting)
         message = None  # type: ignore[assignment]  # or the last one would be held here
-        found = [each for each in (old() for old in self._old) if each is not None]
-        held = [each for each in found if not each.is_answered][-self._limit :]
+        kept = [old() for old in self._old]
+        held = [old for old in kept if old is not None and not old.is_answered][-self._limit :]
         self._old = deque(map(ref, held))
         return held
 

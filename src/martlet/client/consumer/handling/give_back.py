@@ -20,13 +20,9 @@ from martlet.client.consumer.buffer import ReceiveBuffer
 
 Late = list[tuple[AckBatcher, NDArray[np.void]]]
 """Ids of messages, with their answers."""
-PART = 1 / 4
-"""The maximum time left of a message when it is given back."""
+_FRACTION = 1 / 4
+"""The maximum time left of a message when it is given back, of its timeout."""
 _MIN_PAUSE_S = 0.01
-
-
-def _none(_until_s: float) -> Late:
-    return []
 
 
 class UnstartedReturner:
@@ -34,18 +30,17 @@ class UnstartedReturner:
 
     Args:
         buffer: holds the messages.
-
-    Attributes:
-        hold, go_on: called to stop a broker's delivery, and to resume all.
-        besides: takes out messages that wait elsewhere and time out by then.
-        returned_count: the number given back since messages were last requested.
     """
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
         self.hold: Callable[[AckBatcher], None] = lambda _answers: None
+        """Called to stop a broker's delivery."""
         self.go_on: Callable[[], None] = lambda: None
-        self.besides: Callable[[float], Late] = _none
+        """Called to resume delivery from all brokers."""
+        self.besides: Callable[[float], Late] = lambda _until_s: []
+        """Takes out messages that wait elsewhere and time out by then."""
         self.returned_count = 0
+        """The number of messages given back since some were last requested."""
         self._buffer = buffer
         self._left_s = float("inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -53,12 +48,12 @@ class UnstartedReturner:
 
     def connected(self, message_timeout_s: float) -> None:
         """Note a broker's message timeout."""
-        left_s = message_timeout_s * PART
+        left_s = message_timeout_s * _FRACTION
         if left_s < self._left_s and not self._is_closed:
             self._left_s = left_s
             if self._timer is not None:
                 self._timer.cancel()
-            self._look_later()
+            self._check_later()
 
     def close(self) -> None:
         """Stop checking."""
@@ -66,11 +61,11 @@ class UnstartedReturner:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         pause_s = max(_MIN_PAUSE_S, self._left_s / 2)
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         buffer = self._buffer
         until_s = time.monotonic() + self._left_s
         late = [*self.besides(until_s), *buffer.take_late(until_s)]
@@ -80,7 +75,7 @@ class UnstartedReturner:
             answers.give_back(ids)
         if late:
             buffer.on_hungry = self._ask_again
-        self._look_later()
+        self._check_later()
 
     def _ask_again(self) -> None:
         self._buffer.on_hungry = None

@@ -2,8 +2,8 @@
 
 The handler gets a view of the message, and answers it by its outcome: a return finishes the
 message, ``Requeue`` delays it, and any other exception is a failure. Bytes that the handler of a
-request returns are its reply. An exception in a process
-comes here as text, so that it need not be importable.
+request returns are its reply. An exception in a process comes here as text, so that it need not be
+importable.
 
 The pool gets no more messages than it has threads or processes. The death of a process breaks the
 pool and ends the processes beside it, and nothing shows which message caused it. So a new pool
@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import HandlerPlace, Message, ReceivedMessage
+from martlet.client.consumer.message import HandlerPlace, Message
 from martlet.client.errors import HandlerFailed
+from martlet.client.received import ReceivedMessage
 from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
@@ -89,9 +90,8 @@ class HandlerPool:
     def _executor_made(self) -> Executor:
         if self._place == "threads":
             return ThreadPoolExecutor(self._size, thread_name_prefix="martlet handler")
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # A forked process would inherit sockets and locks.
+        # A forked process would inherit sockets and locks.
+        context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self._size, mp_context=context, initializer=_begin_process)
 
     async def __call__(self, message: ReceivedMessage) -> None:
@@ -107,8 +107,7 @@ class HandlerPool:
         try:
             result: object
             if self._place == "threads":
-                context = contextvars.copy_context()
-                run = context.run
+                run = contextvars.copy_context().run
                 result = await loop.run_in_executor(
                     self._executor, run, _in_thread, self._handler, view
                 )

@@ -21,13 +21,11 @@ class SuspectIsolation:
 
     Args:
         on_over: called when the awaited messages are answered, or the wait is over.
-
-    Attributes:
-        is_waiting: whether a suspect waits.
     """
 
     def __init__(self, on_over: Callable[[], None]) -> None:
         self.is_waiting = False
+        """Whether a suspect waits."""
         self._on_over = on_over
         self._is_patient = True
         self._is_busy: Callable[[], bool] = lambda: False
@@ -52,36 +50,36 @@ class SuspectIsolation:
         self.is_waiting = self._is_patient
         self._is_busy = is_busy
         if self.is_waiting and self._timer is None:
-            self._look_for(patience_s)
+            self._wait_for(patience_s)
         return not self.is_waiting
 
     def begin(self, is_at_work: Callable[[], bool], patience_s: float) -> None:
         """Begin a suspect; nothing else may begin until it is no longer handled."""
         if self._is_patient:
             self._is_at_work = is_at_work
-            self._look_for(patience_s)
+            self._wait_for(patience_s)
 
     def abandon(self) -> None:
         """Let others begin: the suspect was dropped before it was handled."""
         self._is_at_work = None
         self._on_over()
 
-    def _look_for(self, patience_s: float) -> None:
+    def _wait_for(self, patience_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._patient_until_s = time.monotonic() + patience_s
-        self._look_later()
+        self._check_later()
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._look)
+    def _check_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if time.monotonic() >= self._patient_until_s:
             self._is_patient = self.is_waiting = False
             self._is_at_work = None
         if self.holds_up or (self.is_waiting and self._is_busy()):
-            self._look_later()
+            self._check_later()
         else:
             self.is_waiting = False
             self._on_over()

@@ -18,7 +18,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_cancelled
-from martlet.client.consumer.message import HandlerPlace, Message, ReceivedMessage
+from martlet.client.consumer.message import HandlerPlace, Message
+from martlet.client.received import ReceivedMessage
 from martlet.text import counted
 
 logger = logging.getLogger("martlet.client")
@@ -31,16 +32,13 @@ MessageT = TypeVar("MessageT", bound=ReceivedMessage)
 
 
 class BaseWorker(ABC, Generic[MessageT]):
-    """Call a handler with one message after the other.
-
-    Attributes:
-        message: the current one, or the last.
-    """
+    """Call a handler with one message after the other."""
 
     __slots__ = ("message",)
 
     def __init__(self) -> None:
         self.message: MessageT | None = None
+        """The current one, or the last."""
 
     @abstractmethod
     async def work(self) -> None:
@@ -100,7 +98,7 @@ class Worker(BaseWorker[Message]):
         monotonic = time.monotonic
         ready = buffer.ready
         until_s = 0.0
-        """When to look at the buffer's times again: at once after anything was awaited."""
+        """When to check the buffer's times again: at once after anything was awaited."""
         while not buffer.is_closed:
             if not ready or monotonic() > until_s:
                 now_s = monotonic()
@@ -152,16 +150,13 @@ AnyHandler = Callable[[Any], Awaitable[object] | object]
 
 
 class WorkerPool(Generic[WorkerT]):
-    """Run workers.
-
-    Attributes:
-        wrap: wraps a handler.
-        on_begin, on_end: called with starting workers, and with ended ones.
-    """
+    """Run workers."""
 
     def __init__(self) -> None:
         self.wrap: Callable[[AnyHandler], AnyHandler] = lambda handler: handler
+        """Wraps a handler."""
         self.on_begin: Callable[[Sequence[WorkerT]], object] = lambda _workers: None
+        """Called with starting workers, and `on_end` with ended ones."""
         self.on_end: Callable[[Sequence[WorkerT]], object] = lambda _workers: None
         self._workers: dict[asyncio.Task[None], WorkerT] = {}
 

@@ -51,9 +51,6 @@ class BrokerMembership(PullSession):
         group: the group's name.
         joining: the arguments of ``group.join``.
         planner: assigns the queues of all brokers while the consumer leads.
-
-    Attributes:
-        roster: the broker's number for the current members while the consumer leads; else None.
     """
 
     def __init__(
@@ -67,6 +64,7 @@ class BrokerMembership(PullSession):
     ) -> None:
         super().__init__(address, dialer, settings)
         self.roster: int | None = None
+        """The broker's number for the current members while the consumer leads; else None."""
         self._planner = planner
         self._group = {"topic": settings.topic, "group": group}
         self._joining = joining
@@ -169,7 +167,7 @@ class BrokerMembership(PullSession):
         before, self.roster = self.roster, assignment.get("roster")
         if self.roster not in (None, before):
             self._planner.wake()
-        ours = {int(each["queue"]): each for each in assignment["queues"]}
+        ours = {int(queue["queue"]): queue for queue in assignment["queues"]}
         revoked = set(assignment["revoked"])
         # Another `since` is a new assignment: another member may have had the queue in between.
         gone = [
@@ -181,7 +179,7 @@ class BrokerMembership(PullSession):
         ]
         for held in gone:
             if held not in self._leaving:
-                logger.warning("%s of %s was taken away", held.place, held.topic)
+                logger.warning("%s of %s was taken away", held.id, held.topic)
         await self._lose(gone)
         for number, held in self.held.items():
             if number in self._releasing:
@@ -193,8 +191,8 @@ class BrokerMembership(PullSession):
                 task = asyncio.create_task(self._give_back(connection, held))
                 self._leaving[held] = task
         fresh = {
-            number: int(each["offset"])
-            for number, each in ours.items()
+            number: int(queue["offset"])
+            for number, queue in ours.items()
             if number not in self.held and number not in self._releasing
         }
         # Assigned and revoked at once: release at once, since the next holder waits for it.
@@ -206,11 +204,11 @@ class BrokerMembership(PullSession):
                 self._drop(held)  # The application was not notified of them.
             return
         for held in taken:
-            fields = ours[held.place.queue]
-            self._since[held.place.queue] = fields["since"]
+            fields = ours[held.id.queue]
+            self._since[held.id.queue] = fields["since"]
             held.end_offset = int(fields["end_offset"])
         # Fetching begins after the application was notified, since it may move to other offsets.
-        await self.settings.listener.assigned([held.place for held in taken])
+        await self.settings.listener.assigned([held.id for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
     def _prepare(self, held: AssignedQueue) -> None:
@@ -227,10 +225,10 @@ class BrokerMembership(PullSession):
         before a suspect begins.
         """
         connection, member = self.connection, self._member
-        queue = held.place.queue
+        queue = held.id.queue
         if connection is None or member is None or self.held.get(queue) is not held:
             if on_known is not None:
-                error = ConnectionLost(f"{self.address}: {held.place} is not held any more")
+                error = ConnectionLost(f"{self.address}: {held.id} is not held any more")
                 asyncio.get_running_loop().call_soon(on_known, error)
             return
         fields = {**member, "queue": queue, "runs": runs, "alone": on_known is not None}
@@ -259,9 +257,9 @@ class BrokerMembership(PullSession):
             logger.warning(
                 "%s of %s goes to another member, and after %g s handlers still run on it:"
                 " that member gets their messages too",
-                *(held.place, held.topic, self.settings.leave_timeout_s),
+                *(held.id, held.topic, self.settings.leave_timeout_s),
             )
-        number = held.place.queue
+        number = held.id.queue
         task = self._leaving.pop(held)
         if self.held.get(number) is not held or self._closing.is_set():
             return
@@ -270,7 +268,7 @@ class BrokerMembership(PullSession):
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
         try:
-            await self.settings.listener.revoked([held.place])
+            await self.settings.listener.revoked([held.id])
             is_ours = self.settings.auto_commit
             offset = held.next_commit if is_ours else held.committed
             self._drop(held)
@@ -321,8 +319,8 @@ class BrokerMembership(PullSession):
         }
         if not offsets:
             return
-        asked = {number: self.held[number] for number in offsets}
-        back = [number for number, held in asked.items() if held.is_set_back]
+        moved = {number: self.held[number] for number in offsets}
+        back = [number for number, held in moved.items() if held.is_set_back]
         try:
             answer = await connection.call(
                 "group.commit",
@@ -336,9 +334,9 @@ class BrokerMembership(PullSession):
                 self.end(str(error))
             raise
         for number, offset in answer.fields["offsets"].items():
-            asked[int(number)].committed = int(offset)
-            asked[int(number)].is_set_back = False
-        self._on_refused(answer.fields, asked)
+            moved[int(number)].committed = int(offset)
+            moved[int(number)].is_set_back = False
+        self._on_refused(answer.fields, moved)
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """Carry over the committed offset, and note whether the new one is lower.
@@ -349,7 +347,7 @@ class BrokerMembership(PullSession):
         held.committed = before.committed
         held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
 
-    def _on_refused(self, answer: Mapping[str, Any], asked: Mapping[int, AssignedQueue]) -> None:
+    def _on_refused(self, answer: Mapping[str, Any], moved: Mapping[int, AssignedQueue]) -> None:
         """Log refused offsets: other members have had these queues since."""
         for number, why in answer.get("refused", {}).items():
             logger.warning(
@@ -357,7 +355,7 @@ class BrokerMembership(PullSession):
                 " may be handled again by the member that has it now",
                 *(self.address, number, why),
             )
-            held = asked.get(int(number))
+            held = moved.get(int(number))
             if held is not None and why == "NOT_HELD":
                 held.close()
 
@@ -380,12 +378,12 @@ class BrokerMembership(PullSession):
         connection, member = self.connection, self._member
         if connection is None or member is None:
             return
-        places = [held.place for n, held in self.held.items() if n not in self._releasing]
+        queues = [held.id for n, held in self.held.items() if n not in self._releasing]
         for held in self.held.values():
             held.begin_leaving()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.settings.listener.revoked(places)
+                await self.settings.listener.revoked(queues)
                 if self.settings.auto_commit:
                     await self.commit()
                 await connection.call("group.leave", **member)
@@ -397,7 +395,7 @@ class BrokerMembership(PullSession):
 
     # dead letters
 
-    async def bury(self, message: PulledMessage) -> str | None:
+    async def dead_letter(self, message: PulledMessage) -> str | None:
         """Move a message to the group's dead-letter topic.
 
         Raises:

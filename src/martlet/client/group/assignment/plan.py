@@ -47,17 +47,14 @@ class RoomResolver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AllocationChoice:
-    """How queues are assigned.
-
-    Attributes:
-        name: of the strategy, for the brokers.
-        strategy: the application's; None for the one of that name.
-        rooms: returns the room of queues and members; None for the reported one.
-    """
+    """How queues are assigned."""
 
     name: str
+    """Of the strategy, for the brokers."""
     strategy: AllocationStrategy | None = None
+    """The application's; None for the one of that name."""
     rooms: RoomResolver | None = None
+    """Returns the room of queues and members; None for the reported one."""
 
     @property
     def is_own(self) -> bool:
@@ -67,21 +64,17 @@ class AllocationChoice:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A broker's view of the group.
-
-    Attributes:
-        broker: its unique name.
-        queues: by their number.
-        members: by their name, which is the same at all brokers.
-        ids: their ids at this broker.
-        roster: the broker's number for this state.
-    """
+    """A broker's view of the group."""
 
     broker: str
+    """Its unique name."""
     queues: Sequence[TopicQueue]
     members: Mapping[str, GroupMember]
+    """By their names, which are the same at all brokers."""
     ids: Mapping[str, str]
+    """Their ids at this broker, by name."""
     roster: int
+    """The broker's number for this state."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], address: str, taken: set[str]) -> GroupView:
@@ -91,32 +84,28 @@ class GroupView:
             broker = f"{broker} at {address}"
         taken.add(broker)
         room = str(answer["place"]["room"])
-        names = {each["member"]: each["name"] or each["member"] for each in answer["members"]}
+        members = answer["members"]
+        names = {member["member"]: member["name"] or member["member"] for member in members}
         held: dict[str, list[TopicQueue]] = {}
         queues = []
-        for each in answer["queues"]:
-            queue = TopicQueue(broker, int(each["queue"]), room)
+        for fields in answer["queues"]:
+            queue = TopicQueue(broker, int(fields["queue"]), room)
             queues.append(queue)
-            if each["target"] is not None:
-                held.setdefault(names.get(each["target"], ""), []).append(queue)
-        members = {
-            (name := names[each["member"]]): GroupMember(
+            if fields["target"] is not None:
+                held.setdefault(names.get(fields["target"], ""), []).append(queue)
+        group_members = {
+            (name := names[member["member"]]): GroupMember(
                 name,
-                str(each["room"]),
+                str(member["room"]),
                 held=held.get(name, ()),
                 brokers=frozenset({broker}),
-                client_id=str(each["client_id"]),
-                address=str(each["address"]),
+                client_id=str(member["client_id"]),
+                address=str(member["address"]),
             )
-            for each in answer["members"]
+            for member in members
         }
-        return cls(
-            broker,
-            queues,
-            members,
-            {n: member_id for member_id, n in names.items()},
-            int(answer["roster"]),
-        )
+        ids = {name: member_id for member_id, name in names.items()}
+        return cls(broker, queues, group_members, ids, int(answer["roster"]))
 
 
 def share_out(
@@ -137,7 +126,8 @@ def share_out(
     """
     views = [*live, *absent]
     queues = [queue for view in views for queue in view.queues]
-    members = [_over_all(name, views) for name in {n: 0 for p in live for n in p.members}]
+    names = dict.fromkeys(name for view in live for name in view.members)
+    members = [_over_all(name, views) for name in names]
     if choice.is_own:
         try:
             return _by_choice(topic, choice, queues, members)
@@ -152,11 +142,11 @@ def share_out(
 
 def _over_all(name: str, views: Sequence[GroupView]) -> GroupMember:
     """Return a member, with its queues and its brokers merged from all views."""
-    seen = [view.members[name] for view in views if name in view.members]
-    brokers = frozenset[str]().union(*(one.brokers or () for one in seen))
+    members = [view.members[name] for view in views if name in view.members]
+    brokers = frozenset[str]().union(*(member.brokers or () for member in members))
     return replace(
-        seen[0],
-        held=[queue for one in seen for queue in one.held],
+        members[0],
+        held=[queue for member in members for queue in member.held],
         brokers=brokers if len(brokers) < len(views) else None,
     )
 
@@ -189,19 +179,19 @@ def _by_choice(
     queues = sorted(queues)
     members = sorted(members, key=lambda member: member.id)
     free = set(queues)
-    found: Assignment = {}
+    assignment: Assignment = {}
     for member in members:
-        wanted = set(choice.strategy(member, members, queues))
-        mine = [queue for queue in queues if queue in free and queue in wanted]
+        chosen = set(choice.strategy(member, members, queues))
+        mine = [queue for queue in queues if queue in free and queue in chosen]
         free.difference_update(mine)
-        found[member.id] = mine
-    if left := complete(found, queues, members):
+        assignment[member.id] = mine
+    if left := complete(assignment, queues, members):
         logger.warning(
             "%s gives %s of %s to no member that reaches them, such as %d at %s: they go to"
             " the members with the fewest",
             *(choice.name, counted(len(left), "queue"), topic, left[0].number, left[0].broker),
         )
-    return found
+    return assignment
 
 
 def plan(

@@ -22,41 +22,24 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from martlet.addresses import Address
 from martlet.client.errors import CallRefused, ClientError
 from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan
-from martlet.client.group.known_brokers import KnownBroker
+
+if TYPE_CHECKING:
+    from martlet.client.group.assignment.membership import BrokerMembership
 
 logger = logging.getLogger("martlet.client")
 
 SETTLE_S = 0.1
 """The wait for further members to come or go."""
-LOOK_S = 20.0
+POLL_S = 20.0
 """The interval of plans without a change: RocketMQ's time between two rebalances."""
 ABSENT_S = 20.0
 RETRY_S = 1.0
 ANSWER_S = 5.0
 """The time limit of a broker's answer."""
-
-
-class Member(Protocol):
-    """The consumer's membership at one broker, as the planner sees it."""
-
-    address: Address
-    broker: KnownBroker
-    roster: int | None
-
-    @property
-    def is_member(self) -> bool:
-        """Whether the broker counts the consumer as a member."""
-
-    async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        """Call the broker as a member."""
-
-    async def describe_group(self) -> Mapping[str, Any]:
-        """Return the broker's state of the group."""
 
 
 class Planner:
@@ -66,38 +49,36 @@ class Planner:
         topic: its name.
         client_id: the consumer's.
         choice: how queues are assigned.
-
-    Attributes:
-        name: the consumer's at all brokers.
     """
 
     def __init__(self, topic: str, client_id: str, choice: AllocationChoice) -> None:
         self.name = f"{client_id}@{token_hex(8)}"
+        """The consumer's at all brokers."""
         self._topic = topic
         self._choice = choice
-        self._seen_s: dict[Member, float] = {}
+        self._seen_s: dict[BrokerMembership, float] = {}
         """The last time of the consumer's membership there."""
-        self._announced: dict[Member, int] = {}
+        self._announced: dict[BrokerMembership, int] = {}
         """The consumer's number of brokers, as last reported to each broker."""
-        self._alone: set[Member] = set()
+        self._alone: set[BrokerMembership] = set()
         """The memberships at older brokers, which have no leaders."""
-        self._views: dict[Member, GroupView] = {}
+        self._views: dict[BrokerMembership, GroupView] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_failed = False
         self._is_closed = False
 
-    def met(self, member: Member) -> None:
+    def met(self, member: BrokerMembership) -> None:
         """Note that the consumer has become a member."""
         self._announced.pop(member, None)
         self._alone.discard(member)
-        for known in [each for each in self._seen_s if each.broker.name == member.broker.name]:
-            if known is not member:
-                self._forget(known)  # The broker is reached at another address now.
+        for other in list(self._seen_s):
+            if other is not member and other.broker.name == member.broker.name:
+                self._forget(other)  # The broker is reached at another address now.
         self._seen_s[member] = asyncio.get_running_loop().time()
         self.wake()
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: BrokerMembership) -> None:
         """Note that the consumer is no longer a member."""
         if member in self._seen_s:
             self._seen_s[member] = asyncio.get_running_loop().time()
@@ -120,7 +101,7 @@ class Planner:
         while True:
             is_unasked = False
             try:
-                async with asyncio.timeout(RETRY_S if self._has_failed else LOOK_S):
+                async with asyncio.timeout(RETRY_S if self._has_failed else POLL_S):
                     await self._woken.wait()
             except TimeoutError:
                 is_unasked = True
@@ -137,7 +118,7 @@ class Planner:
                 )
                 self._has_failed = True
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[BrokerMembership]:
         """Return the current memberships; forget those that ended too long ago."""
         now_s = asyncio.get_running_loop().time()
         for member, seen_s in list(self._seen_s.items()):
@@ -145,13 +126,13 @@ class Planner:
                 self._forget(member)
         return [member for member in self._seen_s if member.is_member]
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: BrokerMembership) -> None:
         del self._seen_s[member]
         self._announced.pop(member, None)
         self._alone.discard(member)
         self._views.pop(member, None)
 
-    async def _volunteer(self, members: Sequence[Member], is_again: bool) -> None:
+    async def _volunteer(self, members: Sequence[BrokerMembership], is_again: bool) -> None:
         """Report the consumer's number of brokers to those that have an older one; or to all, since
         one may have chosen another leader.
         """
@@ -159,32 +140,37 @@ class Planner:
         if not self._choice.is_own and (count < 2 or self._choice.name == "by-config"):
             count = 0  # Each broker assigns its queues as well alone.
         is_again = is_again and count > 0
-        asked = [
+        outdated = [
             member
             for member in members
             if member not in self._alone and (is_again or self._announced.get(member, 0) != count)
         ]
-        answers = [
-            self._ask(p, p.call("group.volunteer", name=self.name, brokers=count)) for p in asked
-        ]
-        for member, answer in zip(asked, await asyncio.gather(*answers), strict=True):
+        answers = await asyncio.gather(
+            *(
+                self._ask(member, member.call("group.volunteer", name=self.name, brokers=count))
+                for member in outdated
+            )
+        )
+        for member, answer in zip(outdated, answers, strict=True):
             if answer is not None and member not in self._alone:
                 self._announced[member] = count
 
-    async def _plan(self, members: Sequence[Member]) -> None:
+    async def _plan(self, members: Sequence[BrokerMembership]) -> None:
         """Assign the queues, if the consumer leads."""
         if all(member.roster is None for member in members):
             return
-        asked = sorted((p for p in members if p not in self._alone), key=lambda p: str(p.address))
-        answers = await asyncio.gather(*(self._ask(p, p.describe_group()) for p in asked))
-        live: dict[Member, GroupView] = {}
+        members = sorted(set(members) - self._alone, key=lambda member: str(member.address))
+        answers = await asyncio.gather(
+            *(self._ask(member, member.describe_group()) for member in members)
+        )
+        live: dict[BrokerMembership, GroupView] = {}
         names: set[str] = set()
-        for member, fields in zip(asked, answers, strict=True):
+        for member, fields in zip(members, answers, strict=True):
             if fields is not None:
                 live[member] = GroupView.of(fields, str(member.address), names)
         self._views |= live
         absent = [view for member, view in self._views.items() if member not in live]
-        led = {view.broker: p for p, view in live.items() if p.roster is not None}
+        led = {view.broker: member for member, view in live.items() if member.roster is not None}
         parts = plan(self._topic, self._choice, list(live.values()), absent, led.keys())
         await asyncio.gather(
             *(
@@ -202,7 +188,7 @@ class Planner:
         )
 
     async def _ask(
-        self, member: Member, call: Awaitable[Mapping[str, Any]]
+        self, member: BrokerMembership, call: Awaitable[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
         """Wait for a broker's answer; None if there is none, and try again soon."""
         try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, takewhile
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from martlet.client.group.batch import FetchedChunk, PulledBatch, joined
 from martlet.client.group.message import PulledMessage, PulledMessageState, pulled_messages
@@ -30,6 +30,9 @@ from martlet.client.group.settings import FlowLimits
 from martlet.client.group.started import OnKnown, Say, StartedTracker
 from martlet.client.group.stats import PullCounts, QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
+
+if TYPE_CHECKING:
+    from martlet.client.group.queues.ready_queues import ReadyQueues
 
 SHORT_WAIT_S = 0.001
 _NO_MESSAGES = MessageRun(b"", ())
@@ -46,73 +49,62 @@ class AssignmentState(Enum):
     """Not assigned to this consumer."""
 
 
-class QueueLine(Protocol):
-    """The source that hands out messages of several queues, as a queue sees it."""
-
-    at_work: int
-    is_held_back: bool
-    on_lost_often: Callable[[PulledMessage, int], object]
-
-    def add(self, held: AssignedQueue) -> None:
-        """Have messages of it handed out, if there are any."""
-
-    def look_again(self) -> None:
-        """Hand out a message that waited until nothing else was handled."""
-
-
 class AssignedQueue:
     """Hold the fetched messages of a queue.
 
     Args:
         topic: the topic's name.
-        place: the queue and its broker.
+        queue_id: the queue and its broker.
         offset: of the next message.
         id_base: the base of ids: an id is the base plus the offset.
         limits: of flow control.
-        line: hands out its messages.
-        tally: counts the outcomes of messages.
-
-    Attributes:
-        hold: the state of the assignment.
-        fetch_offset: the next to fetch.
-        committed: the last committed offset.
-        end_offset: of the queue, as of the last fetch.
-        tally: the counts of outcomes.
-        count, size_bytes: of fetched messages that are not done.
-        at_work: the number of messages or batches handed out.
-        is_set_back: whether the next committed offset may be lower than the last.
-        is_paused: whether the application paused it.
-        is_busy: whether a handler runs on it that must be its only one.
-        is_in_line: whether it is among the ready queues.
-        run: the offset at which a run began, and the number of its messages; None for no run.
-        starts: the started messages, if the broker counts them as failed after a crash.
-        say_started: reports it to the broker.
-        on_settled: called when something of it was finished or put off, for hooks.
+        ready_queues: hands out its messages.
+        counts: counts the outcomes of messages.
     """
 
     def __init__(
         self,
         topic: str,
-        place: QueueId,
+        queue_id: QueueId,
         offset: int,
         id_base: int,
         limits: FlowLimits,
-        line: QueueLine,
-        tally: PullCounts,
+        ready_queues: ReadyQueues,
+        counts: PullCounts,
     ) -> None:
         self.topic = topic
-        self.place = place
+        self.id = queue_id
         self.id_base = id_base
         self.hold = AssignmentState.OPEN
-        self.fetch_offset = self.committed = self.end_offset = offset
-        self.count = self.size_bytes = self.at_work = 0
-        self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
+        self.fetch_offset = offset
+        """The next to fetch."""
+        self.committed = offset
+        """The last committed offset."""
+        self.end_offset = offset
+        """Of the queue, as of the last fetch."""
+        self.count = self.size_bytes = 0
+        """Of fetched messages that are not done."""
+        self.at_work = 0
+        """The number of messages or batches handed out."""
+        self.is_set_back = False
+        """Whether the next committed offset may be lower than the last."""
+        self.is_paused = False
+        """Whether the application paused it."""
+        self.is_busy = False
+        """Whether a handler runs on it that must be its only one."""
+        self.is_queued = False
+        """Whether it is among the ready queues."""
+        self.run: tuple[int, int] | None = None
+        """The offset at which a run began, and the number of its messages; None for no run."""
         self.starts: StartedTracker | None = None
+        """The started messages, if the broker counts them as failed after a crash."""
         self.say_started: Say | None = None
+        """Reports them to the broker."""
         self.on_settled: Callable[[], None] | None = None
+        """Called when something of it was finished or put off, for hooks."""
+        self.counts = counts
         self._limits = limits
-        self._line = line
-        self.tally = tally
+        self._ready_queues = ready_queues
         self._again: list[PulledMessage] = []
         """A heap of messages to be handed out again."""
         self._ready: deque[PulledMessage] = deque()
@@ -121,7 +113,6 @@ class AssignedQueue:
         self._pieces: deque[FetchedChunk] = deque()
         self._progress = OffsetTracker()
         self._changed = asyncio.Event()
-        self.run: tuple[int, int] | None = None
         self._newest = -1
         """The highest offset handed out by itself."""
         self._announced = -1
@@ -170,7 +161,7 @@ class AssignedQueue:
         """Its numbers."""
         self.leave_run()
         return QueueStats(
-            place=self.place,
+            place=self.id,
             position=self.position,
             committed=self.committed,
             lag=self.lag,
@@ -215,11 +206,11 @@ class AssignedQueue:
         """Add fetched messages, up to an offset."""
         if run is not None:
             self._pieces.append(FetchedChunk.of(run, self.id_base))
-            self.tally.received += run.count
+            self.counts.received += run.count
             self.count += run.count
             self.size_bytes += len(run.raw)
         self.fetch_offset = next_offset
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
         """Note the broker's failure counts of messages by which members were lost; None if it does
@@ -247,7 +238,7 @@ class AssignedQueue:
         message._stage = PulledMessageState.OUT
         message.attempts += 1
         self.at_work += 1
-        self._line.at_work += 1
+        self._ready_queues.at_work += 1
         return message
 
     @property
@@ -259,9 +250,9 @@ class AssignedQueue:
         """Begin to take messages for a handler that may return at once, and return those.
 
         The caller marks the first one as handed out, and takes it out when it is done, then the
-        next, and calls `leave_run` where it stops. Until then the numbers of this queue are those
-        of the begin, so that a message costs no bookkeeping of its own. Whatever else reads or
-        changes them leaves the run first, as the handler may do.
+        next, and calls `leave_run` where it stops. The counts are updated when the run ends, so
+        that a message costs no bookkeeping of its own. Callers that read or change them must call
+        `leave_run` first.
         """
         ready = self._ready
         if not ready:
@@ -270,7 +261,7 @@ class AssignedQueue:
         self.run = first, len(ready)
         self._progress.begin(first)
         self.at_work += 1
-        self._line.at_work += 1
+        self._ready_queues.at_work += 1
         return ready
 
     def leave_run(self) -> None:
@@ -293,13 +284,13 @@ class AssignedQueue:
         else:
             self._newest = current.offset
         if start < stop:
-            self.tally.finished += stop - start
+            self.counts.finished += stop - start
             self.count -= stop - start
             self.size_bytes -= run.size_bytes(start, stop)
             if self.on_settled is not None:
                 self.on_settled()
         self._changed.set()
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     @property
     def is_charged(self) -> bool:
@@ -349,7 +340,7 @@ class AssignedQueue:
             return False
         if charge.is_over:
             message.attempts = charge.failures
-            self._line.on_lost_often(message, charge.failures)
+            self._ready_queues.on_lost_often(message, charge.failures)
             return True
         message.attempts = max(message.attempts, charge.failures + 1)
         if alone:
@@ -359,11 +350,11 @@ class AssignedQueue:
         return True
 
     def _end_work(self) -> None:
-        line = self._line
+        ready_queues = self._ready_queues
         self.at_work -= 1
-        line.at_work -= 1
-        if line.is_held_back and not line.at_work:
-            line.look_again()
+        ready_queues.at_work -= 1
+        if ready_queues.is_held_back and not ready_queues.at_work:
+            ready_queues.hand_out_again()
 
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
@@ -373,15 +364,13 @@ class AssignedQueue:
     def _messages_of(self, piece: FetchedChunk) -> list[PulledMessage]:
         fields = zip(piece.offsets(), piece.run.fields(), strict=True)
         messages = pulled_messages(self, fields)
-        for place, packed in piece.run.properties.items():
-            messages[place]._packed = packed
+        for index, packed in piece.run.properties.items():
+            messages[index]._packed = packed
         return messages
 
     def batch_of(self, message: PulledMessage) -> PulledBatch:
         """Return a batch of one taken message."""
-        message._stage = (
-            PulledMessageState.DONE
-        )  # From now on the batch must be finished, not the message.
+        message._stage = PulledMessageState.DONE  # The batch must be finished from now on.
         self.start(message)
         return PulledBatch(self, FetchedChunk.again([message]), (message.offset,))
 
@@ -413,13 +402,11 @@ class AssignedQueue:
 
     def _take_batch(self, max_count: int) -> PulledBatch:
         self.at_work += 1
-        self._line.at_work += 1
+        self._ready_queues.at_work += 1
         if self._again:
             messages = [heappop(self._again) for _ in range(min(max_count, len(self._again)))]
             for message in messages:
-                message._stage = (
-                    PulledMessageState.DONE
-                )  # From now on the batch must be finished, not the message.
+                message._stage = PulledMessageState.DONE
             keys = tuple(message.offset for message in messages)
             return PulledBatch(self, FetchedChunk.again(messages), keys)
         if self._ready:
@@ -451,7 +438,7 @@ class AssignedQueue:
         self._progress.end(message.offset)
         if self.starts is not None:
             self.starts.charged.pop(message.offset, None)
-        self.tally.finished += 1
+        self.counts.finished += 1
         self.count -= 1
         self.size_bytes -= len(message.body) + FRAME_HEADER_BYTES
         self._settled()
@@ -463,7 +450,7 @@ class AssignedQueue:
         if self.starts is not None:
             for key in batch.keys:
                 self.starts.charged.pop(key, None)
-        self.tally.finished += batch.count
+        self.counts.finished += batch.count
         self.count -= batch.count
         self.size_bytes -= len(batch.piece.run.raw)
         self._settled()
@@ -475,7 +462,7 @@ class AssignedQueue:
 
     def give_up(self, message: PulledMessage) -> None:
         """Mark it as done, since it is kept elsewhere."""
-        self.tally.dead += 1
+        self.counts.dead += 1
         if message.is_out:
             self.finish(message)
 
@@ -483,7 +470,7 @@ class AssignedQueue:
         """Note that its handling ended without success; it waits for its delay."""
         self.leave_run()
         message._stage = PulledMessageState.WAITING
-        self.tally.requeued += 1
+        self.counts.requeued += 1
         self._end(message)
         self._changed.set()
         if self.on_settled is not None:
@@ -498,7 +485,7 @@ class AssignedQueue:
             self.put_off(message)
         heappush(self._again, message)
         self.is_busy = False
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     def put_back_batch(self, batch: PulledBatch) -> None:
         """Have the messages of a batch handed out again."""
@@ -526,7 +513,7 @@ class AssignedQueue:
             self.on_settled()
         self.is_busy = False
         self._changed.set()
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     # assignment
 
@@ -539,7 +526,7 @@ class AssignedQueue:
         """Resume fetching and handing out."""
         self.is_paused = False
         self._changed.set()
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     def begin_leaving(self) -> None:
         """Stop handing out, and drop messages not handed out."""
@@ -547,7 +534,7 @@ class AssignedQueue:
         self.hold = AssignmentState.LEAVING
         self.fetch_offset = self._untouched
         self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
-        self.size_bytes -= sum(len(each.body) + FRAME_HEADER_BYTES for each in self._ready)
+        self.size_bytes -= sum(len(message.body) + FRAME_HEADER_BYTES for message in self._ready)
         self.size_bytes -= sum(len(piece.run.raw) for piece in self._pieces)
         self._ready.clear()
         self._pieces.clear()
@@ -557,7 +544,7 @@ class AssignedQueue:
         """Keep a queue that was to be released."""
         self.hold = AssignmentState.OPEN
         self._changed.set()
-        self._line.add(self)
+        self._ready_queues.add(self)
 
     def close(self) -> None:
         """Drop the queue."""

@@ -4,7 +4,7 @@ The broker holds the request while there are no messages (a long poll). Its answ
 reactions (pauses are RocketMQ's)::
 
     FOUND          messages
-    NO_NEW         nothing within the time, or only what this group does not want
+    NO_NEW         nothing within the time, or only messages that the group's filter leaves out
     OFFSET_MOVED   the offset is not in the queue (any more): on at the nearest that is, and that is
                    committed at once
     NOT_HELD       the queue has gone to another member
@@ -44,10 +44,6 @@ class Fetcher:
         method: of the call.
         fields: of the call, beside those of the queue.
         limits: of a fetch.
-        on_received: called with fetched messages, before any is handed out.
-        on_moved: called when the offset was not in the queue.
-        on_lost: called when the queue has gone to another member.
-        on_gone: called with the error when the consumer must join the group again.
     """
 
     def __init__(
@@ -59,13 +55,17 @@ class Fetcher:
         limits: FlowLimits,
     ) -> None:
         self.on_received: Callable[[MessageRun], object] = lambda _run: None
+        """Called with fetched messages, before any is handed out."""
         self.on_moved: Callable[[AssignedQueue], object] = lambda _held: None
+        """Called when the offset was not in the queue."""
         self.on_lost: Callable[[AssignedQueue], object] = lambda _held: None
+        """Called when the queue has gone to another member."""
         self.on_gone: Callable[[CallRefused], object] = lambda _error: None
+        """Called with the error when the consumer must join the group again."""
         self._connection = connection
         self._held = held
         self._method = method
-        self._fields = {**fields, "queue": held.place.queue}
+        self._fields = {**fields, "queue": held.id.queue}
         self._wait_ms = round(limits.fetch_wait_s * 1000)
 
     async def run(self) -> None:
@@ -81,25 +81,25 @@ class Fetcher:
         except ConnectionLost:
             return  # The session keeps the connection and reconnects.
         except (BadFrame, BadProperties, KeyError, TypeError, ValueError) as error:
-            reason = f"{held.place}: an answer to a fetch that cannot be read: {error!r}"
+            reason = f"{held.id}: an answer to a fetch that cannot be read: {error!r}"
             self._connection.abort(ConnectionLost(reason))
 
     async def _fetch(self, messages: int, size_bytes: int) -> bool:
         """Fetch once. Returns whether to fetch again."""
         held = self._held
-        asked = held.fetch_offset
+        fetch_offset = held.fetch_offset
         try:
             fields, data = await self._connection.call(
                 self._method,
                 **self._fields,
-                offset=asked,
+                offset=fetch_offset,
                 max_messages=messages,
                 max_bytes=size_bytes,
                 wait_ms=self._wait_ms,
             )
         except CallRefused as error:
             return await self._refused(error)
-        if held.hold is not AssignmentState.OPEN or held.fetch_offset != asked:
+        if held.hold is not AssignmentState.OPEN or held.fetch_offset != fetch_offset:
             return True  # The queue was closed meanwhile.
         status = fields["status"]
         if status == "NOT_HELD":
@@ -110,7 +110,7 @@ class Fetcher:
             held.learn(fields.get("failures"))
         next_offset = int(fields["next_offset"])
         if status == "OFFSET_MOVED":
-            self._move(asked, next_offset)
+            self._move(fetch_offset, next_offset)
         else:
             run = cut_messages(data) if data else None
             if run is not None:
@@ -118,18 +118,18 @@ class Fetcher:
             held.put(run, next_offset)
         return True
 
-    def _move(self, asked: int, next_offset: int) -> None:
+    def _move(self, fetch_offset: int, next_offset: int) -> None:
         held = self._held
-        if asked < next_offset:
+        if fetch_offset < next_offset:
             logger.warning(
                 "%s of %s: offsets %d to %d are not stored any more, or never were; continues at"
                 " offset %d",
-                *(held.place, held.topic, asked, next_offset - 1, next_offset),
+                *(held.id, held.topic, fetch_offset, next_offset - 1, next_offset),
             )
         else:
             logger.warning(
                 "%s of %s: offset %d is above the end; continues at offset %d",
-                *(held.place, held.topic, asked, next_offset),
+                *(held.id, held.topic, fetch_offset, next_offset),
             )
         held.committed = min(held.committed, next_offset)
         held.put(None, next_offset)
@@ -139,7 +139,7 @@ class Fetcher:
         if error.code in GONE:
             self.on_gone(error)
             return False
-        logger.warning("cannot fetch from %s of %s: %s", self._held.place, self._held.topic, error)
+        logger.warning("cannot fetch from %s of %s: %s", self._held.id, self._held.topic, error)
         is_limit = error.code == "LIMIT_REACHED"
         await asyncio.sleep(LIMIT_PAUSE_S if is_limit else ERROR_PAUSE_S)
         return True

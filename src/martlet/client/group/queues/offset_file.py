@@ -61,12 +61,14 @@ class OffsetFile:
             if content["format"] != _FORMAT or content["version"] != _VERSION:
                 raise ValueError(f"its format is {content['format']!r} {content['version']!r}")
             topic, offsets = content["topic"], content["offsets"]
-            found = {
+            parsed = {
                 QueueId(broker, int(number)): offset
                 for broker, queues in offsets.items()
                 for number, offset in queues.items()
             }
-            if wrong := [each for each in found.values() if type(each) is not int or each < 0]:
+            if wrong := [
+                offset for offset in parsed.values() if type(offset) is not int or offset < 0
+            ]:
                 raise ValueError(f"{wrong[0]!r} is no offset")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadOffsetFile(
@@ -78,11 +80,11 @@ class OffsetFile:
                 f"{self.path} has the offsets of topic {topic!r}, and not of {self._topic!r}: name"
                 " another file, one for each consumer"
             )
-        return found
+        return parsed
 
-    def get(self, place: QueueId) -> int | None:
+    def get(self, queue: QueueId) -> int | None:
         """Return the offset of a queue; None if there is none."""
-        return self._offsets.get(place)
+        return self._offsets.get(queue)
 
     def write(self, offsets: dict[QueueId, int]) -> None:
         """Merge these with those of other queues, and write them to the disk. Raises OSError."""
@@ -92,8 +94,8 @@ class OffsetFile:
     def _write(self, offsets: dict[QueueId, int]) -> None:
         self._offsets |= offsets
         brokers: dict[str, dict[str, int]] = {}
-        for place in sorted(self._offsets):
-            brokers.setdefault(place.broker, {})[str(place.queue)] = self._offsets[place]
+        for queue in sorted(self._offsets):
+            brokers.setdefault(queue.broker, {})[str(queue.queue)] = self._offsets[queue]
         content = {
             "format": _FORMAT,
             "version": _VERSION,

@@ -21,25 +21,25 @@ class QueueId(NamedTuple):
         return f"queue {self.queue} at {self.broker}"
 
 
-def find_place(
-    wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId], topic: str
+def find_queue(
+    queue: QueueId | tuple[str, int] | int, assigned: Iterable[QueueId], topic: str
 ) -> QueueId:
     """Find a queue; its number alone is enough if only one broker has it.
 
     Raises:
         ValueError: it is not assigned to the consumer, or several brokers have that number.
     """
-    if isinstance(wanted, int):
-        found = [place for place in held if place.queue == wanted]
-        if len(found) > 1:
-            brokers = ", ".join(place.broker for place in found)
-            raise ValueError(f"queue {wanted} is held at {brokers}: say (broker, queue)")
+    if isinstance(queue, int):
+        matches = [queue_id for queue_id in assigned if queue_id.queue == queue]
+        if len(matches) > 1:
+            brokers = ", ".join(queue_id.broker for queue_id in matches)
+            raise ValueError(f"queue {queue} is held at {brokers}: say (broker, queue)")
     else:
-        found = [place for place in held if place == tuple(wanted)]
-    if not found:
-        name = f"queue {wanted}" if isinstance(wanted, int) else str(QueueId(*wanted))
+        matches = [queue_id for queue_id in assigned if queue_id == tuple(queue)]
+    if not matches:
+        name = f"queue {queue}" if isinstance(queue, int) else str(QueueId(*queue))
         raise ValueError(
             f"{name} of topic {topic} is not assigned to this consumer; consumer.assignment lists"
             " the queues that are"
         )
-    return found[0]
+    return matches[0]

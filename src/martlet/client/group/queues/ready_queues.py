@@ -42,8 +42,8 @@ class ReadyQueues(Waiters):
 
     def add(self, held: AssignedQueue) -> None:
         """Add a queue, if it has messages to hand out."""
-        if not held.is_in_line and held.is_ready:
-            held.is_in_line = True
+        if not held.is_queued and held.is_ready:
+            held.is_queued = True
             self._queues.append(held)
             self._wake(1)
 
@@ -101,13 +101,13 @@ class ReadyQueues(Waiters):
         if not held.may_run or (in_order and held.is_busy):
             return None
         queues.popleft()
-        held.is_in_line = False
+        held.is_queued = False
         held.is_busy = in_order
         if queues:
             self._wake(1)
         return held
 
-    def look_again(self) -> None:
+    def hand_out_again(self) -> None:
         """Hand out a message that waited until nothing else was handled."""
         self._is_alone = self.is_held_back = False
         self._wake(1)
@@ -150,7 +150,7 @@ class ReadyQueues(Waiters):
             announced, self._announced = self._announced, None
             if announced is None:
                 return None
-            announced.is_in_line = False
+            announced.is_queued = False
             if announced.is_announced:
                 return announced
             self._is_alone = False
@@ -158,12 +158,12 @@ class ReadyQueues(Waiters):
             self.add(announced)
         while queues:
             held = queues.popleft()
-            held.is_in_line = False
+            held.is_queued = False
             if not held.is_ready or (in_order and held.is_busy):
                 continue
             if held.starts is None or not held.is_charged:
                 return held
-            held.is_in_line = True
+            held.is_queued = True
             if self.at_work:
                 self.is_held_back = True
                 queues.appendleft(held)
@@ -180,9 +180,9 @@ class ReadyQueues(Waiters):
         asyncio.get_running_loop().call_later(MAX_ANSWER_S, self._stop_waiting, held)
 
     def _on_known(self, held: AssignedQueue, error: BaseException | None) -> None:
-        """Hand out the suspect, unless the queue is lost: then it stays out of line."""
+        """Hand out the suspect, unless the queue is lost: then it takes no more turns."""
         if self._announcing is not held:
-            held.is_in_line = False
+            held.is_queued = False
             if error is None:
                 self.add(held)
         elif error is not None:
@@ -192,7 +192,7 @@ class ReadyQueues(Waiters):
             self._wake(1)
 
     def _stop_waiting(self, held: AssignedQueue) -> None:
-        """Go on with other queues. This one is in line again when the broker answers."""
+        """Go on with other queues. This one takes turns again when the broker answers."""
         if self._announcing is held:
             self._announcing = None
             self._is_alone = False
@@ -202,7 +202,7 @@ class ReadyQueues(Waiters):
     def _back(self, held: AssignedQueue, in_order: bool) -> None:
         """Add the queue again for its next turn, if it has more; wake a waiter for the next one."""
         if held.is_ready and not (in_order and held.is_busy):
-            held.is_in_line = True
+            held.is_queued = True
             self._queues.append(held)
         if self._queues:
             self._wake(1)
