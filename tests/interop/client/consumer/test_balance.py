@@ -11,6 +11,7 @@ import pytest
 from tests.interop.client.consumer.ready_proxy import ReadyProxy
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.polling import until
+from tests.unit.client.consumer.consuming import running
 
 from martlet.client import Backoff, Consumer, FailureBackoff, Message, Producer, Rotation
 from martlet.testing import BrokerProcess
@@ -69,16 +70,17 @@ async def test_three_brokers_share_one_message_in_flight(brokers: list[BrokerPro
         await asyncio.sleep(0.001)
 
     await asyncio.gather(*(publish(broker, "turns", [b"busy"] * 20_000) for broker in brokers[:2]))
-    async with ReadyProxy(addresses, 1) as proxy, consumer_of(proxy, "turns", 1) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        ReadyProxy(addresses, 1) as proxy,
+        consumer_of(proxy, "turns", 1) as consumer,
+        running(consumer, handle),
+    ):
         for number in range(4):
             await publish(brokers[2], "turns", [b"rare %d" % number] * 3)
             await until(lambda: handled[b"rare %d" % number] == 3)  # noqa: B023
         await until(lambda: min(proxy.rises.values()) >= 3)
         # A turn has a time: on a busy machine a broker needs more of them for its messages.
         await until(lambda: min(stats.finished for stats in consumer.stats.connections) >= 12)
-        consumer.stop()
-        await running
     assert proxy.highest == 1
 
 
@@ -156,8 +158,11 @@ async def test_max_in_flight_changes_under_load(brokers: list[BrokerProcess]) ->
 
     for number, broker in enumerate(brokers):
         await publish(broker, "limits", bodies[number::3])
-    async with ReadyProxy(addresses, 30) as proxy, consumer_of(proxy, "limits", 30) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=5))
+    async with (
+        ReadyProxy(addresses, 30) as proxy,
+        consumer_of(proxy, "limits", 30) as consumer,
+        running(consumer, handle, concurrency=5),
+    ):
         for max_in_flight in (30, 2, 7, 0, 1, 9):
             await asyncio.sleep(0.05)
             consumer.change_max_in_flight(max_in_flight)
@@ -171,6 +176,4 @@ async def test_max_in_flight_changes_under_load(brokers: list[BrokerProcess]) ->
                 assert seen < 900, "it has stopped though there are more"
             proxy.max_in_flight = 30
         await until(lambda: handled.total() >= 900)
-        consumer.stop()
-        await running
     assert handled == Counter(bodies)

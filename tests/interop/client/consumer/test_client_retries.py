@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from tests.unit.client.consumer.consuming import running
 
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.policy import ChannelPolicy
@@ -59,11 +60,11 @@ async def test_the_channels_delays_count_and_the_errors_are_kept(broker: Broker)
         seen.append(message.attempts)
         raise ConnectionError(f"try {message.attempts}")
 
-    async with Consumer("t", "c", broker.tcp_address, failure_backoff=NEVER) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        Consumer("t", "c", broker.tcp_address, failure_backoff=NEVER) as consumer,
+        running(consumer, handle),
+    ):
         body, properties = await dead_letter(broker)
-        consumer.stop()
-        await running
     assert (body, seen) == (b"bad", [1, 2, 3])
     assert properties.system["dead_reason"] == "max_attempts"
     assert properties.system["dead_first_error"] == "ConnectionError: try 1"
@@ -105,14 +106,14 @@ async def test_a_delay_that_the_application_has_chosen_counts_more(broker: Broke
             raise Requeue(1)
         raise ConnectionError("no")
 
-    async with Consumer(
-        "t", "c", broker.tcp_address, failure_backoff=NEVER, retry=LinearDelay(step_s=0.001)
-    ) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        Consumer(
+            "t", "c", broker.tcp_address, failure_backoff=NEVER, retry=LinearDelay(step_s=0.001)
+        ) as consumer,
+        running(consumer, handle),
+    ):
         async with asyncio.timeout(AMPLE_S):
             await again.wait()
-        consumer.stop()
-        await running
 
 
 async def test_a_consumer_that_gives_up_by_itself_loses_nothing(broker: Broker) -> None:
@@ -121,12 +122,12 @@ async def test_a_consumer_that_gives_up_by_itself_loses_nothing(broker: Broker) 
     def handle(message: Message) -> None:
         message.requeue(backoff=False, error="out of stock")
 
-    async with Consumer("t", "c", broker.tcp_address, max_attempts=2) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        Consumer("t", "c", broker.tcp_address, max_attempts=2) as consumer,
+        running(consumer, handle),
+    ):
         body, properties = await dead_letter(broker)
         assert consumer.stats.given_up == 1
-        consumer.stop()
-        await running
     assert body == b"bad"
     assert properties.system["dead_reason"] == "given_up"
     assert properties.system["dead_last_error"] == "out of stock"
@@ -249,11 +250,8 @@ async def test_the_log_line_of_a_last_attempt_says_that_it_was_the_last(
     async def handle(_message: Message) -> None:
         raise ValueError("bad")
 
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with Consumer("t", "c", broker.tcp_address) as consumer, running(consumer, handle):
         assert (await dead_letter(broker))[0] == b"bad"
-        consumer.stop()
-        await running
     lines = [record.message for record in caplog.records if "handler failed" in record.message]
     assert ["attempt 1; again when" in lines[0], "attempt 2; it was the last of 2" in lines[1]] == [
         True,

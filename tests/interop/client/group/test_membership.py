@@ -10,15 +10,9 @@ from tests.interop.client.group.test_pull import LIMIT_S, call, limited, member,
 from tests.polling import until
 
 from martlet.client import ClientError, PulledMessage
-from martlet.client.group import session as outpost
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.testing import Broker
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
 
 
 async def committed(broker: Broker, queue: int = 0) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.interop.connections import connected
 from tests.polling import until
+from tests.unit.client.consumer.consuming import running
 
 from martlet.client import (
     Backoff,
@@ -29,7 +30,6 @@ from martlet.client import (
     Requeue,
     SubscribeRefused,
 )
-from martlet.client.group import session as outpost
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.calls import Answer
 from martlet.properties.model import Properties
@@ -39,11 +39,6 @@ from martlet.testing.ports import free_port
 FAST = Backoff(first_s=0.01, max_s=0.05)
 QUEUES = 8
 LIMIT_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
 
 
 def with_queues(broker: Broker, count: int, topic: str = "t") -> None:
@@ -233,16 +228,13 @@ async def test_the_lowest_offset_that_is_not_done_is_committed(broker: Broker) -
         if message.offset == 3:
             await release.wait()
 
-    async with member(broker) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=4))
+    async with member(broker) as consumer, running(consumer, handle, concurrency=4):
         await until(lambda: consumer.current_counts.finished == 19)
         await consumer.commit()
         assert consumer.committed(0) == 3
         assert consumer.lag(0) == 17
         release.set()
         await until(lambda: consumer.committed(0) == 20)
-        consumer.stop()
-        await running
 
 
 async def test_a_new_group_begins_at_its_start_setting_and_an_old_one_resumes(
@@ -482,8 +474,11 @@ async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         await call(broker, "topic.create", topic="t", queues=QUEUES)
         ledger = Ledger()
-        async with Producer(broker.tcp_address) as producer, member(broker) as consumer:
-            running = asyncio.create_task(consumer.run(ledger.handle))
+        async with (
+            Producer(broker.tcp_address) as producer,
+            member(broker) as consumer,
+            running(consumer, ledger.handle),
+        ):
             for start in (0, 500):
                 wanted = {b"%d" % n for n in range(start, start + 500)}
                 await producer.publish_many("t", sorted(wanted))
@@ -491,8 +486,6 @@ async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
                 if not start:
                     await asyncio.to_thread(broker.kill)
                     await asyncio.to_thread(broker.restart)
-            consumer.stop()
-            await running
         assert len(ledger.bodies) == 1000
 
 
@@ -542,8 +535,10 @@ async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
         at_work.add(message.queue)
         await release.wait()
 
-    async with member(broker, on_assigned=assigned, on_revoked=revoked) as one:
-        running = asyncio.create_task(one.run(handle, concurrency=2))
+    async with (
+        member(broker, on_assigned=assigned, on_revoked=revoked) as one,
+        running(one, handle, concurrency=2),
+    ):
         await until(lambda: at_work == {0, 1})
         async with member(broker) as two:
             await until(lambda: any(h.hold.value == "leaving" for h in one._all_held()))
@@ -556,8 +551,6 @@ async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
             assert events == [("assigned", [0, 1]), ("revoked", [queue])]
         await until(lambda: len(one.assignment) == 2)
         assert events[2:] == [("assigned", [queue])]
-        one.stop()
-        await running
     assert events[3:] == [("revoked", [0, 1])] or events[3:] == [("revoked", [1, 0])]
 
 
@@ -628,15 +621,15 @@ async def test_a_span_of_offsets_holds_up_fetching(broker: Broker) -> None:
             await release.wait()
         handled.add(message.offset)
 
-    async with member(broker, max_span=100, fetch_messages=10) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+    async with (
+        member(broker, max_span=100, fetch_messages=10) as consumer,
+        running(consumer, handle, concurrency=2),
+    ):
         await until(lambda: len(handled) == 99)
         await asyncio.sleep(0.02)
         assert handled == set(range(1, 100))
         release.set()
         await until(lambda: len(handled) == 500)
-        consumer.stop()
-        await running
 
 
 async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> None:
@@ -685,11 +678,8 @@ async def test_threads_handle_too(broker: Broker) -> None:
     def handle(message: PulledMessage) -> None:
         ledger.append(message.body)
 
-    async with member(broker) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=3, on="threads"))
+    async with member(broker) as consumer, running(consumer, handle, concurrency=3, on="threads"):
         await until(lambda: len(ledger) == 100)
-        consumer.stop()
-        await running
 
 
 async def live(address: str, handle: Any, chance: random.Random, stop: asyncio.Event) -> None:
@@ -739,11 +729,8 @@ async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -
         await asyncio.sleep(0.2)
     stop.set()
     await asyncio.gather(*lives)
-    async with member(broker) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=8))
+    async with member(broker) as consumer, running(consumer, handle, concurrency=8):
         await until(lambda: seen >= wanted)
-        consumer.stop()
-        await running
 
 
 async def test_a_coroutine_function_is_not_run_in_a_thread(broker: Broker) -> None:
@@ -769,9 +756,6 @@ async def test_an_exit_in_a_thread_is_a_failure_and_not_the_loops_end(broker: Br
         if len(seen) == 1:
             sys.exit(3)
 
-    async with member(broker) as consumer:
-        running = asyncio.create_task(consumer.run(handle, on="threads"))
+    async with member(broker) as consumer, running(consumer, handle, on="threads"):
         await until(lambda: consumer.stats.counts.finished == 1)
-        consumer.stop()
-        await running
     assert seen == [1, 2]

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.polling import until
+from tests.unit.client.consumer.consuming import running
 from tests.unit.client.recorded_hooks import RecordedHooks
 
 from martlet.client import (
@@ -93,13 +94,13 @@ async def test_messages_finished_in_one_turn_are_reported_at_once(broker: Broker
 async def test_hooks_of_a_broadcast_consumer_get_no_group(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"x"])
-    async with BroadcastConsumer(
-        "t", broker.tcp_address, offsets=None, start="first", hooks=journal.hooks()
-    ) as consumer:
-        running = asyncio.create_task(consumer.run(fail_once))
+    async with (
+        BroadcastConsumer(
+            "t", broker.tcp_address, offsets=None, start="first", hooks=journal.hooks()
+        ) as consumer,
+        running(consumer, fail_once),
+    ):
         await until(lambda: journal.sum("on_finished") == 1)
-        consumer.stop()
-        await running
     assert journal.of("on_handle") == [("on_handle", ("t", "", b"x", 1))]
 
 
@@ -123,11 +124,11 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
         CONTEXT.reset(handling.state)
 
     hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
-    async with PullConsumer("t", "g", broker.tcp_address, start="first", hooks=hooks) as consumer:
-        running = asyncio.create_task(consumer.run(handle, on=on))
+    async with (
+        PullConsumer("t", "g", broker.tcp_address, start="first", hooks=hooks) as consumer,
+        running(consumer, handle, on=on),
+    ):
         await until(lambda: len(seen) == 2)
-        consumer.stop()
-        await running
     assert seen == ["hook of 1 1", "hook of 2 2"]
 
 
@@ -142,13 +143,13 @@ async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
         inside.append(trace.get_current_span())
         await fail_once(message)
 
-    async with PullConsumer(
-        "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=hooks
-    ) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        PullConsumer(
+            "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=hooks
+        ) as consumer,
+        running(consumer, handle),
+    ):
         await until(lambda: consumer.current_counts.finished == 2)
-        consumer.stop()
-        await running
     processed = spans.get_finished_spans()
     assert [each.name for each in processed] == ["process t"] * 3
     assert [each.get_span_context() for each in inside] == [each.context for each in processed]

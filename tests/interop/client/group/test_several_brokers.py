@@ -14,6 +14,7 @@ import pytest
 from tests.interop.client.group.test_pull import FAST, Ledger, call, put, with_queues
 from tests.interop.cutting_proxy import CuttingProxy
 from tests.polling import until
+from tests.unit.client.consumer.consuming import running
 
 from martlet.addresses import Address
 from martlet.allocation import STRATEGIES
@@ -492,12 +493,12 @@ async def test_members_and_brokers_that_come_and_go_at_random_miss_nothing(
                 await broker.__aenter__()
         stop.set()
         await asyncio.gather(*lives)
-        async with holders.member("last", where) as consumer:
-            running = asyncio.create_task(consumer.run(handle, concurrency=8))
+        async with (
+            holders.member("last", where) as consumer,
+            running(consumer, handle, concurrency=8),
+        ):
             await until(lambda: seen >= wanted)
             assert counts([consumer]) == [9]
-            consumer.stop()
-            await running
 
 
 def test_no_strategy_of_the_brokers_is_named_like_a_custom_one() -> None:

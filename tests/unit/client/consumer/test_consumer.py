@@ -5,6 +5,7 @@ import time
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import consuming
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
 
 from martlet.client import (
@@ -49,7 +50,7 @@ async def test_a_lost_connection_hastens_those_to_other_addresses() -> None:
 
 
 async def test_messages_are_iterated_and_finished_by_the_application() -> None:
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming() as (broker, consumer):
         broker.peers[0].send(message_frame(b"one", number=1, attempts=3, stamp=1234))
         message = await anext(consumer)
         assert (message.id, message.body) == (b"%016x" % 1, b"one")
@@ -72,17 +73,14 @@ async def test_messages_are_iterated_and_finished_by_the_application() -> None:
         assert consumer.counts.received == 2
         assert consumer.counts.finished == 1
         assert consumer.counts.requeued == 1
-    names = [each.name for each in broker.commands]
+    names = [command.name for command in broker.commands]
     assert names == ["SUB", "RDY", "TOUCH", "FIN", "REQ", "RDY", "CLS"]
     assert broker.named("REQ")[0].words[2] == "1500"
 
 
 async def test_a_broker_that_falls_silent_is_left_for_a_new_connection() -> None:
     identity = Identity(heartbeat_interval_ms=1000)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, identity=identity, backoff=FAST),
-    ):
+    async with consuming(identity=identity, backoff=FAST) as (broker, _):
         assert broker.identities[0]["heartbeat_interval"] == 1000
         await asyncio.sleep(1.5)
         broker.peers[0].answer(b"_heartbeat_")
@@ -98,10 +96,8 @@ async def test_a_subscribe_that_is_not_answered_is_tried_on_a_new_connection() -
         command.peer.answer(b"_heartbeat_")
         return True
 
-    async with (
-        ScriptedBroker(script) as broker,
-        Consumer("t", "c", broker.address, connect_timeout_s=0.2, backoff=FAST) as consumer,
-    ):
+    broker = ScriptedBroker(script)
+    async with consuming(broker, connect_timeout_s=0.2, backoff=FAST) as (_, consumer):
         assert "no answer to SUB within 0.2 s" in consumer.stats.connections[0].last_error
         await until(lambda: consumer.connected_count == 1)
         assert len(broker.peers) == 2
@@ -113,10 +109,7 @@ async def test_an_idle_connection_that_stood_for_a_while_is_made_again_at_once(
     monkeypatch.setattr(dialer, "STEADY_HEARTBEATS", 0.05)
     never = Backoff(first_s=600, max_s=600, jitter=0)
     identity = Identity(heartbeat_interval_ms=1000)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, identity=identity, backoff=never) as consumer,
-    ):
+    async with consuming(identity=identity, backoff=never) as (broker, consumer):
         for count in (1, 2, 3):
             await broker.until(lambda: len(broker.named("RDY")) == count)  # noqa: B023
             await asyncio.sleep(0.06)
@@ -130,10 +123,7 @@ async def test_an_idle_connection_that_stood_for_a_while_is_made_again_at_once(
 
 async def test_handlers_that_block_the_loop_are_not_taken_for_a_silent_broker() -> None:
     identity = Identity(heartbeat_interval_ms=1000)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, identity=identity, backoff=FAST) as consumer,
-    ):
+    async with consuming(identity=identity, backoff=FAST) as (broker, consumer):
         broker.deliver(1)
         message = await anext(consumer)
         broker.peers[0].answer(b"_heartbeat_")
@@ -147,12 +137,12 @@ async def test_handlers_that_block_the_loop_are_not_taken_for_a_silent_broker() 
 
 async def test_ready_counts_are_shared_and_shared_again() -> None:
     async with ScriptedBroker() as one, ScriptedBroker() as two, ScriptedBroker() as three:
-        addresses = [each.address for each in (one, two, three)]
+        brokers = (one, two, three)
+        addresses = [broker.address for broker in brokers]
         async with Consumer("t", "c", addresses, max_in_flight=9, backoff=FAST) as consumer:
-            brokers = (one, two, three)
 
             def last() -> list[int]:
-                return [count for each in brokers for count in each.ready_counts()[-1:]]
+                return [count for broker in brokers for count in broker.ready_counts()[-1:]]
 
             await until(lambda: last() == [3, 3, 3])
             await two.go_away()
@@ -163,10 +153,7 @@ async def test_ready_counts_are_shared_and_shared_again() -> None:
 
 
 async def test_a_ready_count_is_never_above_the_broker_s_limit() -> None:
-    async with (
-        ScriptedBroker(max_rdy_count=50) as broker,
-        Consumer("t", "c", broker.address, max_in_flight=1000),
-    ):
+    async with consuming(ScriptedBroker(max_rdy_count=50), max_in_flight=1000) as (broker, _):
         await broker.until(lambda: broker.ready_counts() == [50])
 
 
@@ -182,10 +169,7 @@ async def test_a_broker_that_is_not_there_is_tried_until_it_is() -> None:
 
 
 async def test_messages_of_a_lost_connection_are_not_handed_out() -> None:
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, backoff=FAST) as consumer,
-    ):
+    async with consuming(backoff=FAST) as (broker, consumer):
         broker.deliver(1, 2, 3)
         first = await anext(consumer)
         assert first.body == b"body 1"
@@ -210,7 +194,7 @@ async def test_answers_that_came_too_late_are_counted_and_harm_nothing(
             )
         return False
 
-    async with ScriptedBroker(script) as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming(ScriptedBroker(script)) as (broker, consumer):
         broker.deliver(*range(5))
         for _ in range(5):
             (await anext(consumer)).finish()
@@ -245,10 +229,7 @@ async def test_a_refusal_at_reconnect_ends_waiting_calls() -> None:
             return True
         return False
 
-    async with (
-        ScriptedBroker(script) as broker,
-        Consumer("t", "c", broker.address, backoff=FAST) as consumer,
-    ):
+    async with consuming(ScriptedBroker(script), backoff=FAST) as (broker, consumer):
         refuse = True
         running = asyncio.create_task(consumer.run(lambda _message: None, concurrency=2))
         await asyncio.sleep(0)
@@ -283,7 +264,7 @@ async def test_senseless_settings_are_refused() -> None:
         await consumer.run(print)
     with pytest.raises(Closed, match="async with"):
         await anext(consumer)
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming() as (_, consumer):
         with pytest.raises(Closed, match="used once"):
             await consumer.__aenter__()
         with pytest.raises(ValueError, match="concurrency=0"):

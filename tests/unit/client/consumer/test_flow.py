@@ -1,11 +1,10 @@
 """Ready counts as brokers see them: backing off, pausing, and another max_in_flight."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import consuming, running
 from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import Backoff, Consumer, FailureBackoff, Message, Requeue, Rotation
@@ -24,23 +23,13 @@ async def handle(message: Message) -> None:
         message.requeue(0, backoff=False)
 
 
-@contextlib.asynccontextmanager
-async def handling(consumer: Consumer) -> AsyncIterator[Consumer]:
-    """The handler runs meanwhile."""
-    async with consumer:
-        running = asyncio.create_task(consumer.run(handle))
-        yield consumer
-        consumer.stop()
-        await running
-
-
 async def shows(broker: ScriptedBroker, expected: list[str]) -> None:
     """Wait until these ready counts and answers have come, in this order."""
 
     def shown() -> list[str]:
         return [
-            f"RDY {each.words[1]}" if each.name == "RDY" else each.name
-            for each in broker.named("RDY", "FIN", "REQ")
+            f"RDY {command.words[1]}" if command.name == "RDY" else command.name
+            for command in broker.named("RDY", "FIN", "REQ")
         ]
 
     try:
@@ -52,18 +41,9 @@ async def shows(broker: ScriptedBroker, expected: list[str]) -> None:
 
 async def test_a_consumer_backs_off_and_resumes_as_the_clients_of_nsq_do() -> None:
     """The commands that go-nsq sends in its own test of this, in the same order."""
-    async with (
-        ScriptedBroker() as broker,
-        handling(
-            Consumer(
-                "t",
-                "c",
-                broker.address,
-                max_in_flight=5,
-                retry=AT_ONCE,
-                failure_backoff=QUICK,
-            )
-        ) as consumer,
+    async with consuming(run=handle, max_in_flight=5, retry=AT_ONCE, failure_backoff=QUICK) as (
+        broker,
+        consumer,
     ):
         expected = ["RDY 5"]
         for number in (1, 2, 3):
@@ -81,10 +61,7 @@ async def test_a_consumer_backs_off_and_resumes_as_the_clients_of_nsq_do() -> No
 
 
 async def test_a_deferral_is_neither_failure_nor_success() -> None:
-    async with (
-        ScriptedBroker() as broker,
-        handling(Consumer("t", "c", broker.address, max_in_flight=5, failure_backoff=QUICK)),
-    ):
+    async with consuming(run=handle, max_in_flight=5, failure_backoff=QUICK) as (broker, _):
         expected = ["RDY 5", "REQ"]
         broker.deliver(14)
         await shows(broker, expected)
@@ -98,10 +75,7 @@ async def test_a_deferral_is_neither_failure_nor_success() -> None:
 
 
 async def test_a_thousand_failures_at_once_are_one_step(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, failure_backoff=QUICK) as consumer,
-    ):
+    async with consuming(failure_backoff=QUICK) as (broker, consumer):
         broker.deliver(*range(200))
         for _ in range(200):
             (await anext(consumer)).requeue(backoff=True)
@@ -119,10 +93,7 @@ async def test_a_thousand_failures_at_once_are_one_step(caplog: pytest.LogCaptur
 async def test_a_requeue_by_the_application_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, failure_backoff=QUICK) as consumer,
-    ):
+    async with consuming(failure_backoff=QUICK) as (broker, consumer):
         broker.deliver(*range(4))
         for _ in range(2):
             (await anext(consumer)).requeue(500)
@@ -142,25 +113,21 @@ async def test_an_error_of_a_handler_is_a_failure_unless_it_defers(
     async def handle(_message: Message) -> None:
         raise error
 
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, failure_backoff=FailureBackoff()) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(handle))
+    async with consuming(run=handle, failure_backoff=FailureBackoff()) as (broker, _):
         broker.deliver(1)
         await broker.until(lambda: len(broker.named("REQ")) == 1)
         assert broker.ready_counts() == ([200, 0] if fails else [200])
-        consumer.stop()
-        await running
 
 
 async def test_only_one_message_is_tried_and_elsewhere_where_its_broker_goes() -> None:
     async with ScriptedBroker() as one, ScriptedBroker() as two:
         addresses = [one.address, two.address]
-        consumer = Consumer(
-            "t", "c", addresses, max_in_flight=10, failure_backoff=QUICK, rotation=TURNS
-        )
-        async with handling(consumer):
+        async with (
+            Consumer(
+                "t", "c", addresses, max_in_flight=10, failure_backoff=QUICK, rotation=TURNS
+            ) as consumer,
+            running(consumer, handle),
+        ):
             await until(lambda: [one.ready_counts()[-1:], two.ready_counts()[-1:]] == [[5]] * 2)
             one.deliver(13)
             await until(lambda: sorted((one.ready_counts()[-1], two.ready_counts()[-1])) == [0, 1])
@@ -179,19 +146,18 @@ async def test_backing_off_outlasts_a_time_without_any_broker(
 ) -> None:
     monkeypatch.setattr("martlet.client.consumer.handling.backoff.NOBODY_WAIT_S", 0.03)
     soon = Backoff(first_s=0.01, max_s=0.02)
-    async with ScriptedBroker() as broker:
-        consumer = Consumer(
-            "t", "c", broker.address, max_in_flight=7, failure_backoff=QUICK, backoff=soon
-        )
-        async with handling(consumer):
-            broker.deliver(13)
-            await broker.until(lambda: broker.ready_counts() == [7, 0])
-            await broker.go_away()
-            await asyncio.sleep(0.05)
-            await broker.listen()
-            await broker.until(lambda: broker.ready_counts() == [7, 0, 1])
-            broker.deliver(1)
-            await broker.until(lambda: broker.ready_counts() == [7, 0, 1, 7])
+    async with consuming(run=handle, max_in_flight=7, failure_backoff=QUICK, backoff=soon) as (
+        broker,
+        _,
+    ):
+        broker.deliver(13)
+        await broker.until(lambda: broker.ready_counts() == [7, 0])
+        await broker.go_away()
+        await asyncio.sleep(0.05)
+        await broker.listen()
+        await broker.until(lambda: broker.ready_counts() == [7, 0, 1])
+        broker.deliver(1)
+        await broker.until(lambda: broker.ready_counts() == [7, 0, 1, 7])
 
 
 async def test_max_in_flight_can_change_and_messages_can_pause() -> None:
@@ -203,7 +169,7 @@ async def test_max_in_flight_can_change_and_messages_can_pause() -> None:
         counts = [one.ready_counts, two.ready_counts]
 
         async def become(expected: list[int]) -> None:
-            await until(lambda: [each()[-1] for each in counts if each()] == expected)
+            await until(lambda: [sent()[-1] for sent in counts if sent()] == expected)
 
         await become([5, 5])
         consumer.change_max_in_flight(4)
@@ -232,14 +198,9 @@ async def test_max_in_flight_can_change_and_messages_can_pause() -> None:
 async def test_a_second_broker_gets_as_the_first_ones_messages_are_finished() -> None:
     async with ScriptedBroker() as one, ScriptedBroker() as two:
         await two.go_away()
-        consumer = Consumer(
-            "t",
-            "c",
-            [one.address, two.address],
-            max_in_flight=4,
-            backoff=Backoff(first_s=0.01, max_s=0.02),
-        )
-        async with consumer:
+        soon = Backoff(first_s=0.01, max_s=0.02)
+        addresses = [one.address, two.address]
+        async with Consumer("t", "c", addresses, max_in_flight=4, backoff=soon) as consumer:
             one.deliver(1, 2, 3, 4)
             messages = [await anext(consumer) for _ in range(4)]
             await two.listen()

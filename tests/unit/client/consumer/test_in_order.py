@@ -44,7 +44,7 @@ def _id(queue: int, offset: int) -> bytes:
     return b"%016x" % ((BASE + (queue << 54) + offset) & (1 << 64) - 1)
 
 
-class _Lanes:
+class _Queues:
     """The acknowledgements of a connection, and what they hand on."""
 
     def __init__(self, base: int | None = BASE) -> None:
@@ -59,7 +59,9 @@ class _Lanes:
             self.got.append((queue, offset))
 
     def arrive(self, *messages: tuple[int, int]) -> None:
-        frames = [message_frame(b"%d %d" % each, number=int(_id(*each), 16)) for each in messages]
+        frames = [
+            message_frame(b"%d %d" % message, number=int(_id(*message), 16)) for message in messages
+        ]
         ends = np.cumsum([len(frame) for frame in frames]).tolist()
         run = MessageRun(b"".join(frames), ends)
         self.answers.received += run.count
@@ -67,20 +69,20 @@ class _Lanes:
 
 
 def _ids(*messages: tuple[int, int]) -> Any:
-    return np.array([_id(*each) for each in messages], "V16")
+    return np.array([_id(*message) for message in messages], "V16")
 
 
 async def test_each_queue_has_one_message_out_and_the_next_when_it_is_finished() -> None:
-    lanes = _Lanes()
-    lanes.arrive((0, 1), (0, 2), (0, 6), (1, 1), (1, 2))
-    assert lanes.got == [(0, 1), (1, 1)]
-    lanes.answers.finish(_id(0, 1))
-    lanes.answers.finish_array(_ids((1, 1)))
-    assert lanes.got[2:] == [(0, 2), (1, 2)]
-    lanes.arrive((0, 7))
-    lanes.answers.finish(_id(0, 2))
-    lanes.answers.finish(_id(0, 6))
-    assert lanes.got[4:] == [(0, 6), (0, 7)]
+    queues = _Queues()
+    queues.arrive((0, 1), (0, 2), (0, 6), (1, 1), (1, 2))
+    assert queues.got == [(0, 1), (1, 1)]
+    queues.answers.finish(_id(0, 1))
+    queues.answers.finish_array(_ids((1, 1)))
+    assert queues.got[2:] == [(0, 2), (1, 2)]
+    queues.arrive((0, 7))
+    queues.answers.finish(_id(0, 2))
+    queues.answers.finish(_id(0, 6))
+    assert queues.got[4:] == [(0, 6), (0, 7)]
 
 
 @pytest.mark.parametrize(
@@ -97,46 +99,46 @@ async def test_each_queue_has_one_message_out_and_the_next_when_it_is_finished()
 async def test_nothing_behind_a_failed_one_begins_until_the_broker_has_taken_it_back(
     answer: str, fields: Sequence[object]
 ) -> None:
-    lanes = _Lanes()
-    lanes.arrive((0, 1), (0, 2), (0, 3), (1, 1))
-    lanes.answers.finish(_id(0, 1))
+    queues = _Queues()
+    queues.arrive((0, 1), (0, 2), (0, 3), (1, 1))
+    queues.answers.finish(_id(0, 1))
     message_id = _ids((0, 2)) if answer in ("give_back", "requeue_array") else _id(0, 2)
     backoff = {} if answer.startswith(("give", "reject")) else {"backoff": False}
-    getattr(lanes.answers, answer)(message_id, *fields, **backoff)
-    lanes.arrive((0, 4), (1, 2))
+    getattr(queues.answers, answer)(message_id, *fields, **backoff)
+    queues.arrive((0, 4), (1, 2))
     await asyncio.sleep(0)
     # The finish before is written first, or the broker would take back that message too.
-    assert lanes.connection.sent[0] == b"FIN " + _id(0, 1)
-    assert len(lanes.connection.sent) == 2
-    lanes.answers.finish(_id(1, 1))
-    assert lanes.got == [(0, 1), (1, 1), (0, 2), (1, 2)]
-    lanes.connection.on_recalled(0)
-    lanes.arrive((0, 2), (0, 3))
-    assert lanes.got[4:] == [(0, 2)]
+    assert queues.connection.sent[0] == b"FIN " + _id(0, 1)
+    assert len(queues.connection.sent) == 2
+    queues.answers.finish(_id(1, 1))
+    assert queues.got == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    queues.connection.on_recalled(0)
+    queues.arrive((0, 2), (0, 3))
+    assert queues.got[4:] == [(0, 2)]
     await asyncio.sleep(0)
-    assert lanes.answers.in_flight == 3  # Of queue 1 one.
+    assert queues.answers.in_flight == 3  # Of queue 1 one.
 
 
 async def test_a_late_finish_of_a_recalled_message_lets_nothing_begin() -> None:
-    lanes = _Lanes()
-    lanes.arrive((0, 1), (0, 2))
-    lanes.connection.on_recalled(0)
-    lanes.arrive((0, 1), (0, 2))
-    lanes.answers.finish(_id(0, 1))
-    assert lanes.got == [(0, 1), (0, 1), (0, 2)]
-    lanes.answers.finish(_id(0, 1))
-    assert len(lanes.got) == 3
+    queues = _Queues()
+    queues.arrive((0, 1), (0, 2))
+    queues.connection.on_recalled(0)
+    queues.arrive((0, 1), (0, 2))
+    queues.answers.finish(_id(0, 1))
+    assert queues.got == [(0, 1), (0, 1), (0, 2)]
+    queues.answers.finish(_id(0, 1))
+    assert len(queues.got) == 3
 
 
 async def test_nothing_begins_once_the_connection_is_lost() -> None:
-    lanes = _Lanes()
-    lanes.arrive((0, 1), (0, 2))
-    lanes.connection.is_alive = False
-    lanes.answers.finish(_id(0, 1))
-    assert lanes.got == [(0, 1)]
+    queues = _Queues()
+    queues.arrive((0, 1), (0, 2))
+    queues.connection.is_alive = False
+    queues.answers.finish(_id(0, 1))
+    assert queues.got == [(0, 1)]
 
 
 async def test_all_is_handed_on_where_the_broker_sends_one_at_a_time() -> None:
-    lanes = _Lanes(None)
-    lanes.arrive((0, 1), (3, 1))
-    assert lanes.got == [(0, 1), (3, 1)]
+    queues = _Queues(None)
+    queues.arrive((0, 1), (3, 1))
+    assert queues.got == [(0, 1), (3, 1)]

@@ -23,8 +23,8 @@ async def test_stats_show_the_state_of_each_broker() -> None:
             one.deliver(*range(9))
             await until(lambda: consumer.counts.received == 9)
             stats = consumer.stats
-            assert [each.address for each in stats.connections] == [one.address, two.address]
             here, away = stats.connections
+            assert (here.address, away.address) == (one.address, two.address)
             assert (here.is_connected, here.ready_count, here.in_flight) == (True, 10, 9)
             assert (away.is_connected, away.ready_count, away.in_flight) == (False, 0, 0)
             assert away.last_error

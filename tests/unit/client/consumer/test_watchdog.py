@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import consuming
 from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import Consumer, Message
@@ -82,11 +83,7 @@ async def test_handlers_that_hang_are_reported(caplog: pytest.LogCaptureFixture)
     async def handle(_message: Message) -> None:
         await go.wait()
 
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, stall_after_s=0.08, on_stall=on_stall) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(handle))
+    async with consuming(run=handle, stall_after_s=0.08, on_stall=on_stall) as (broker, consumer):
         broker.deliver(1, 2, 3)
         await until(lambda: bool(causes))
         await asyncio.sleep(0.1)
@@ -95,8 +92,6 @@ async def test_handlers_that_hang_are_reported(caplog: pytest.LogCaptureFixture)
         assert "2 wait here" in consumer.stats.stall
         go.set()
         await until(lambda: not consumer.stats.stall)
-        consumer.stop()
-        await running
     assert "the consumer has stalled: for" in caplog.text
     assert "the consumer progresses again" in caplog.text
     assert "the hook is broken too" in caplog.text
@@ -106,7 +101,7 @@ async def test_a_blocked_event_loop_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("martlet.client.consumer.watchdog.LATE_S", 0.1)
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address, stall_after_s=0.1):
+    async with consuming(stall_after_s=0.1):
         await asyncio.sleep(0.03)
         time.sleep(0.2)  # noqa: ASYNC251
         await until(lambda: "on='threads'" in caplog.text)
@@ -165,10 +160,7 @@ async def test_an_unforeseen_error_of_a_connection_is_reported(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Dialer, "lost", lost)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, on_stall=causes.append) as consumer,
-    ):
+    async with consuming(on_stall=causes.append) as (broker, consumer):
         running = asyncio.create_task(consumer.run(print))
         await asyncio.sleep(0)
         broker.peers[0].hang_up()

@@ -6,9 +6,10 @@ import time
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import consuming
 from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.client import Consumer, Message
+from martlet.client import Message
 
 
 async def test_a_message_is_touched_while_its_handler_works(
@@ -20,11 +21,8 @@ async def test_a_message_is_touched_while_its_handler_works(
         if message.body == b"body 1":
             await go.wait()
 
-    async with (
-        ScriptedBroker(msg_timeout=500, max_msg_timeout=1600) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+    timed = ScriptedBroker(msg_timeout=500, max_msg_timeout=1600)
+    async with consuming(timed, run=handle, concurrency=2) as (broker, consumer):
         broker.deliver(1, 2)
         await broker.until(lambda: len(broker.answered("TOUCH")) >= 4)
         assert not consumer.counts.expired
@@ -36,8 +34,6 @@ async def test_a_message_is_touched_while_its_handler_works(
         await broker.until(lambda: broker.answered("FIN") == [2, 1])
         assert set(broker.answered("TOUCH")) == {1}
         assert caplog.text.count("--max-msg-timeout") == 1
-        consumer.stop()
-        await running
 
 
 async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() -> None:
@@ -46,10 +42,7 @@ async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() ->
     async def handle(_message: Message) -> None:
         await go.wait()
 
-    async with (
-        ScriptedBroker(msg_timeout=2000) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    async with consuming(ScriptedBroker(msg_timeout=2000)) as (broker, consumer):
         broker.deliver(1, 2)
         await until(lambda: consumer.counts.received == 2)
         await asyncio.sleep(1.2)  # Over half of the timeout, and long before they are given back.
@@ -63,10 +56,8 @@ async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() ->
 
 
 async def test_a_batch_is_touched_as_long_as_it_is_held() -> None:
-    async with (
-        ScriptedBroker(msg_timeout=120, max_msg_timeout=60_000) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    timed = ScriptedBroker(msg_timeout=120, max_msg_timeout=60_000)
+    async with consuming(timed) as (broker, consumer):
         broker.deliver(1, 2, 3)
         batches = consumer.batches()
         batch = await anext(batches)
@@ -86,25 +77,19 @@ async def test_a_batch_is_touched_as_long_as_it_is_held() -> None:
 
 
 async def test_nothing_is_touched_where_it_is_not_wanted() -> None:
-    async with (
-        ScriptedBroker(msg_timeout=80) as broker,
-        Consumer("t", "c", broker.address, auto_touch=False) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(lambda _message: asyncio.sleep(0.2)))
+    async with consuming(
+        ScriptedBroker(msg_timeout=80), run=lambda _message: asyncio.sleep(0.2), auto_touch=False
+    ) as (broker, _):
         broker.deliver(1)
         await broker.until(lambda: broker.answered("FIN") == [1])
         assert broker.answered("TOUCH") == []
-        consumer.stop()
-        await running
 
 
 async def test_iterated_messages_are_touched_while_they_are_held(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        ScriptedBroker(msg_timeout=60_000, max_msg_timeout=600) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    timed = ScriptedBroker(msg_timeout=60_000, max_msg_timeout=600)
+    async with consuming(timed) as (broker, consumer):
         consumer._auto_touch.connected(0.08)  # as if a broker gave messages so little time
         broker.deliver(1, 2, 3)
         messages = [await anext(consumer) for _ in range(3)]
@@ -121,10 +106,8 @@ async def test_iterated_messages_are_touched_while_they_are_held(
 async def test_touches_that_no_longer_help_are_logged_however_late_that_is_seen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        ScriptedBroker(msg_timeout=60_000, max_msg_timeout=200) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    timed = ScriptedBroker(msg_timeout=60_000, max_msg_timeout=200)
+    async with consuming(timed) as (broker, consumer):
         consumer._auto_touch.connected(0.08)
         broker.deliver(1)
         message = await anext(consumer)
@@ -135,20 +118,14 @@ async def test_touches_that_no_longer_help_are_logged_however_late_that_is_seen(
 
 
 async def test_forgotten_messages_are_given_back_at_a_near_end() -> None:
-    async with (
-        ScriptedBroker(msg_timeout=60_000) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    async with consuming(ScriptedBroker(msg_timeout=60_000)) as (broker, consumer):
         broker.deliver(1)
         await anext(consumer)
     assert broker.answered("REQ") == [1]
 
 
 async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out() -> None:
-    async with (
-        ScriptedBroker(msg_timeout=60_000) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
+    async with consuming(ScriptedBroker(msg_timeout=60_000)) as (broker, consumer):
         broker.deliver(1, 2)
         await until(lambda: consumer.counts.received == 2)
         (subscription,) = consumer._brokers.sessions
@@ -160,10 +137,7 @@ async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out(
 
 
 async def test_nothing_that_iterating_has_handed_out_is_touched_where_it_is_not_wanted() -> None:
-    async with (
-        ScriptedBroker(msg_timeout=80) as broker,
-        Consumer("t", "c", broker.address, auto_touch=False) as consumer,
-    ):
+    async with consuming(ScriptedBroker(msg_timeout=80), auto_touch=False) as (broker, consumer):
         broker.deliver(1, 2)
         message = await anext(consumer)
         assert consumer._auto_touch._timer is None

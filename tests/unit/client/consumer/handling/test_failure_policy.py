@@ -1,31 +1,17 @@
 """Failed messages come again, are deferred, or are given up."""
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator
-from typing import Any
+from functools import partial
 
 import pytest
 from tests.polling import until
-from tests.unit.client.scripted_broker import ScriptedBroker
+from tests.unit.client.consumer.consuming import NEVER, consuming
 
 from martlet.client import Consumer, FailureBackoff, LinearDelay, Message, Requeue
 from martlet.client.consumer.handling.failure_policy import RETRY
 
-NEVER = FailureBackoff(max_s=0)
-
-
-@contextlib.asynccontextmanager
-async def handling(
-    broker: ScriptedBroker, handler: Any, **settings: Any
-) -> AsyncIterator[Consumer]:
-    """A consumer with this handler."""
-    async with Consumer("t", "c", broker.address, failure_backoff=NEVER, **settings) as consumer:
-        running = asyncio.create_task(consumer.run(handler))
-        yield consumer
-        consumer.stop()
-        await running
+handling = partial(consuming, failure_backoff=NEVER)
 
 
 async def fail(_message: Message) -> None:
@@ -39,7 +25,7 @@ def test_a_message_that_failed_is_not_the_one_that_is_tried_next() -> None:
 
 
 async def test_nothing_is_given_up_unless_asked_for() -> None:
-    async with ScriptedBroker() as broker, handling(broker, fail) as consumer:
+    async with handling(run=fail) as (broker, consumer):
         broker.deliver(1, attempts=65_535)
         await broker.until(lambda: broker.answered("REQ") == [1])
         assert consumer.stats.given_up == 0
@@ -59,10 +45,7 @@ async def test_a_message_given_up_is_handed_over_before_it_is_finished(
         await go.wait()
         kept.append(message.body)
 
-    async with (
-        ScriptedBroker() as broker,
-        handling(broker, handle, max_attempts=5, on_giving_up=keep) as consumer,
-    ):
+    async with handling(run=handle, max_attempts=5, on_giving_up=keep) as (broker, consumer):
         broker.deliver(1, attempts=5)
         broker.deliver(2, attempts=6)
         await broker.until(lambda: broker.answered("FIN") == [1])
@@ -80,10 +63,7 @@ async def test_a_message_that_could_not_be_handed_over_is_kept(
     def keep(_message: Message) -> None:
         raise OSError("no room")
 
-    async with (
-        ScriptedBroker() as broker,
-        handling(broker, fail, max_attempts=1, on_giving_up=keep) as consumer,
-    ):
+    async with handling(run=fail, max_attempts=1, on_giving_up=keep) as (broker, consumer):
         broker.deliver(1, attempts=2)
         await broker.until(lambda: broker.answered("REQ") == [1])
         assert (broker.answered("FIN"), consumer.stats.given_up) == ([], 0)
@@ -93,7 +73,7 @@ async def test_a_message_that_could_not_be_handed_over_is_kept(
 async def test_a_message_given_up_without_a_hook_is_logged_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with ScriptedBroker() as broker, handling(broker, fail, max_attempts=1):
+    async with handling(run=fail, max_attempts=1) as (broker, _):
         broker.deliver(1, attempts=2)
         await broker.until(lambda: broker.answered("FIN") == [1])
     assert "on_giving_up, to keep it, is not set" in caplog.text
@@ -103,15 +83,12 @@ async def test_a_handler_can_put_its_message_off(caplog: pytest.LogCaptureFixtur
     async def handle(message: Message) -> None:
         raise Requeue(1234 if message.body == b"body 1" else None)
 
-    async with (
-        ScriptedBroker() as broker,
-        handling(broker, handle, retry=LinearDelay(step_s=2, max_s=5)),
-    ):
+    async with handling(run=handle, retry=LinearDelay(step_s=2, max_s=5)) as (broker, _):
         broker.deliver(1)
         for attempts in (1, 2, 3):
             broker.deliver(2, attempts=attempts)
         await broker.until(lambda: len(broker.named("REQ")) == 4)
-        delays = [each.words[2] for each in broker.named("REQ")]
+        delays = [command.words[2] for command in broker.named("REQ")]
         assert delays == ["1234", "2000", "4000", "5000"]
     assert "handler failed" not in caplog.text
 
@@ -135,10 +112,7 @@ async def test_a_keeper_that_meets_a_cancelled_task_fails_and_the_worker_goes_on
         cancelled.cancel()
         await cancelled
 
-    async with (
-        ScriptedBroker() as broker,
-        handling(broker, fail, max_attempts=1, on_giving_up=keep) as consumer,
-    ):
+    async with handling(run=fail, max_attempts=1, on_giving_up=keep) as (broker, consumer):
         broker.deliver(1, 2, attempts=2)
         await broker.until(lambda: broker.answered("REQ") == [1, 2])
         assert consumer.stats.workers == 1

@@ -1,40 +1,22 @@
 """Handlers in threads and in processes: heartbeats go on, whatever a handler does."""
 
 import asyncio
-import contextlib
 import contextvars
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import NEVER, consuming
 from tests.unit.client.process_handlers import obey
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
-from martlet.client import Consumer, FailureBackoff, Message, MessageView, Requeue
+from martlet.client import Message, MessageView, Requeue
 from martlet.client.consumer.handling.handler_pool import HandlerPool
-
-NEVER = FailureBackoff(max_s=0)
-
-
-@contextlib.asynccontextmanager
-async def handling(
-    broker: ScriptedBroker, handler: Any, close_timeout_s: float = 10, **settings: Any
-) -> AsyncIterator[Consumer]:
-    """A consumer with this handler."""
-    async with Consumer(
-        "t", "c", broker.address, failure_backoff=NEVER, close_timeout_s=close_timeout_s
-    ) as consumer:
-        running = asyncio.create_task(consumer.run(handler, **settings))
-        yield consumer
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
 
 
 def deliver(broker: ScriptedBroker, number: int, body: str) -> None:
@@ -62,7 +44,10 @@ async def test_threads_block_without_holding_up_heartbeats_or_each_other() -> No
             raise SystemExit(1)
         return "ignored"
 
-    async with ScriptedBroker() as broker, handling(broker, handle, on="threads", concurrency=2):
+    async with consuming(run=handle, on="threads", concurrency=2, failure_backoff=NEVER) as (
+        broker,
+        _,
+    ):
         for number in range(6):
             deliver(broker, number, str(number))
         await until(lambda: len(at_work) == 2)
@@ -73,60 +58,59 @@ async def test_threads_block_without_holding_up_heartbeats_or_each_other() -> No
         await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6)
         assert sorted(broker.answered("FIN")) == [0, 1, 2]
         assert sorted(broker.answered("REQ")) == [3, 4, 5]
-        assert [each.words[2] for each in broker.named("REQ") if each.words[1].endswith("3")] == [
-            "55"
-        ]
+        delays = {command.words[1][-1]: command.words[2] for command in broker.named("REQ")}
+        assert delays["3"] == "55"
     assert MessageView(b"%016x" % 0, 9, 3, b"0") in seen
 
 
 async def test_a_thread_that_does_not_end_holds_up_no_closing() -> None:
     go = threading.Event()
-    async with ScriptedBroker() as broker:
-        began_s = time.monotonic()
-        async with handling(
-            broker, lambda _message: go.wait(20), on="threads", close_timeout_s=0.4
-        ) as consumer:
-            deliver(broker, 1, "")
-            await until(lambda: not consumer.stats.waiting and consumer.counts.received == 1)
-        assert time.monotonic() - began_s < 50
-        assert broker.answered("REQ") == [1]
-        go.set()
+    began_s = time.monotonic()
+    async with consuming(
+        run=lambda _message: go.wait(20), on="threads", close_timeout_s=0.4, failure_backoff=NEVER
+    ) as (broker, consumer):
+        deliver(broker, 1, "")
+        await until(lambda: not consumer.stats.waiting and consumer.counts.received == 1)
+    assert time.monotonic() - began_s < 50
+    assert broker.answered("REQ") == [1]
+    go.set()
 
 
 async def test_processes_survive_failures_of_their_handlers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ScriptedBroker() as broker:
+    began_s = time.monotonic()
+    async with consuming(run=obey, on="processes", close_timeout_s=1, failure_backoff=NEVER) as (
+        broker,
+        _,
+    ):
+        # Messages behind the one that dies are handled by a new process.
+        first, second = f"pid {tmp_path / 'one'}", f"pid {tmp_path / 'two'}"
+        for number, body in enumerate((first, "odd", "later", "exit", "die", second)):
+            deliver(broker, number, body)
+        broker.peers[0].answer(b"_heartbeat_")
+        await broker.until(lambda: broker.nops == 1)
+        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6, timeout_s=60)
+        assert broker.answered("FIN") == [0, 5]
+        assert broker.answered("REQ") == [1, 2, 3, 4]
+        assert broker.named("REQ")[1].words[2] == "77"
+        pids = {int((tmp_path / name).read_text()) for name in ("one", "two")}
+        assert len(pids | {os.getpid()}) == 3
+        deliver(broker, 7, f"sleep {tmp_path / 'three'}")
+        await until((tmp_path / "three").exists)
         began_s = time.monotonic()
-        async with handling(broker, obey, on="processes", concurrency=1, close_timeout_s=1):
-            # Messages behind the one that dies are handled by a new process.
-            first, second = f"pid {tmp_path / 'one'}", f"pid {tmp_path / 'two'}"
-            for number, body in enumerate((first, "odd", "later", "exit", "die", second)):
-                deliver(broker, number, body)
-            broker.peers[0].answer(b"_heartbeat_")
-            await broker.until(lambda: broker.nops == 1)
-            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6, timeout_s=60)
-            assert broker.answered("FIN") == [0, 5]
-            assert broker.answered("REQ") == [1, 2, 3, 4]
-            assert broker.named("REQ")[1].words[2] == "77"
-            pids = {int((tmp_path / name).read_text()) for name in ("one", "two")}
-            assert len(pids | {os.getpid()}) == 3
-            deliver(broker, 7, f"sleep {tmp_path / 'three'}")
-            await until((tmp_path / "three").exists)
-            began_s = time.monotonic()
-        assert time.monotonic() - began_s < 50, "a process at work is ended"
-        assert broker.answered("REQ")[-1] == 7
-        pid = int((tmp_path / "three").read_text())
-        await until(lambda: not is_running(pid))
+    assert time.monotonic() - began_s < 50, "a process at work is ended"
+    assert broker.answered("REQ")[-1] == 7
+    pid = int((tmp_path / "three").read_text())
+    await until(lambda: not is_running(pid))
     assert "Odd: odd" in caplog.text
     assert "a process that handled messages has ended" in caplog.text
 
 
 async def test_only_the_message_that_ends_its_process_has_failed() -> None:
-    async with (
-        ScriptedBroker() as broker,
-        handling(broker, obey, on="processes", concurrency=4, close_timeout_s=1),
-    ):
+    async with consuming(
+        run=obey, on="processes", concurrency=4, close_timeout_s=1, failure_backoff=NEVER
+    ) as (broker, _):
         for number in range(12):
             deliver(broker, number, "die" if number == 5 else "nap")
         await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12, timeout_s=60)
@@ -182,7 +166,7 @@ async def test_handlers_that_cannot_run_there_are_refused() -> None:
     async def coroutine(_message: object) -> None:
         pass
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming() as (_, consumer):
         with pytest.raises(ValueError, match="run on the event loop"):
             await consumer.run(coroutine, on="threads")
         with pytest.raises(ValueError, match="at the top of a module"):
