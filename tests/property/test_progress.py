@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from martlet.client.group.batch import PulledBatch
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.assigned_queue import AssignedQueue
-from martlet.client.group.queues.offset_tracker import OffsetTracker
+from martlet.client.group.queues.assigned_queue import AssignedQueue, OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.settings import FlowLimits

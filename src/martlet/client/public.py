@@ -9,10 +9,10 @@ from martlet.client.consumer.consumer import Consumer
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
 from martlet.client.consumer.message import Message
-from martlet.client.consumer.rate import SharedRate
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.consumer.settings import DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConnectionStats, ConsumerStats, Counts
+from martlet.client.consumer.waiters import SharedRate
 from martlet.client.errors import (
     AlreadyAnswered,
     AuthRefused,

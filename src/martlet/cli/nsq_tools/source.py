@@ -29,7 +29,7 @@ from martlet.cli.nsq_tools.client_options import (
     without_effect,
 )
 from martlet.client import Batch, ClientError, Consumer, SharedRate
-from martlet.client.consumer.rate import check_rate
+from martlet.client.consumer.waiters import check_rate
 from martlet.options.addresses import (
     HOW_TO_NAME,
     address_option,

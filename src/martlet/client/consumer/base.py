@@ -13,9 +13,8 @@ from typing import Any, Generic, Self
 from martlet.addresses import Address
 from martlet.client.consumer.brokers import ConsumerBrokers, SessionT
 from martlet.client.consumer.handling.worker import WorkerPool
-from martlet.client.consumer.rate import SharedRate, rate_limit_of
 from martlet.client.consumer.settings import HandlerSettings
-from martlet.client.consumer.waiters import Waiters
+from martlet.client.consumer.waiters import SharedRate, Waiters, rate_limit_of
 from martlet.client.errors import Closed
 from martlet.client.names import check_name
 from martlet.client.settings import Addresses, ConnectionSettings, parse_addresses
@@ -30,12 +29,9 @@ class ConsumerBase(ABC, Generic[SessionT]):
     """Keep a session at each broker, and hand out the delivered messages.
 
     Args:
-        topic: the topic's name.
         name: of the channel or the group; None for none.
         addresses: of the brokers; None for 127.0.0.1:4150, or for those that lookup daemons name.
-        connection: how to find and connect to brokers.
         source: hands messages out.
-        workers: run handlers.
         handling: the time limit of closing, and the rate.
     """
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Delay, OnGivingUp
-from martlet.client.consumer.rate import SharedRate, rate_limit_of
 from martlet.client.consumer.rdy import Rotation
+from martlet.client.consumer.waiters import SharedRate, rate_limit_of
 from martlet.client.keywords import check_at_least
 from martlet.client.names import check_filter, check_tags
 from martlet.client.settings import ConnectionOptions

@@ -44,9 +44,6 @@ class Subscription(BrokerSession):
     """Keep one connection subscribed to a channel.
 
     Args:
-        address: the broker's.
-        topic, channel: to subscribe to.
-        dialer: connects.
         timeout_s: the time limit of SUB.
         policy: the required policy of the channel; empty for any.
     """

@@ -20,7 +20,6 @@ from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.queue_id import QueueId, find_queue
 from martlet.client.group.queues.ready_queues import ReadyQueues
-from martlet.client.group.rebalance_listener import RebalanceListener
 from martlet.client.group.session import PullSession, SessionSettings
 from martlet.client.group.settings import FlowLimits, ProgressSettings, Start, check_start, time_ms
 from martlet.client.group.stats import PullCounts, PullStats
@@ -34,15 +33,7 @@ AnyQueue = QueueId | tuple[str, int] | int
 
 
 class PullConsumerBase(ConsumerBase[PullSession]):
-    """Fetch from queues at one or several brokers, and hand out the messages.
-
-    Args:
-        topic: the topic's name.
-        group: the group's; None for none.
-        addresses: of the brokers.
-        connection, progress, limits, handling: the settings.
-        leave_timeout_s: the time for handlers to end when their queue moves to another member.
-    """
+    """Fetch from queues at one or several brokers, and hand out the messages."""
 
     def __init__(
         self,
@@ -78,7 +69,8 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             self._ready_queues,
             progress.commit_every_s if progress.auto_commit else 0.0,
             leave_timeout_s,
-            RebalanceListener(progress.on_assigned, progress.on_revoked),
+            progress.on_assigned,
+            progress.on_revoked,
             self._hooks,
             KnownBrokers(),
             self._brokers.seek,

@@ -57,13 +57,7 @@ class KnownBrokers:
     def reached(
         self, address: Address, connection: Connection, before: KnownBroker
     ) -> ReachedBroker:
-        """Add a new connection.
-
-        Args:
-            address: where it leads.
-            connection: the connection.
-            before: the broker that was there the last time.
-        """
+        """Add a new connection to an address; ``before`` was there the last time."""
         broker = self._recognise(str(address), connection, before)
         reached = ReachedBroker(broker, address, connection)
         self._reached.append(reached)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 from martlet.addresses import Address
@@ -26,8 +27,7 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue, Assignment
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, Fetcher
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.queues.ready_queues import ReadyQueues
-from martlet.client.group.rebalance_listener import RebalanceListener
-from martlet.client.group.settings import FlowLimits
+from martlet.client.group.settings import FlowLimits, OnQueues
 from martlet.client.group.stats import PullCounts
 from martlet.client.hooks import Hooks, settling
 from martlet.client.transport.connection import Connection
@@ -57,7 +57,11 @@ class SessionSettings:
     """The interval of commits; 0 if only the application commits, even when a queue goes."""
     leave_timeout_s: float
     """The time for handlers to end when their queue moves to another member."""
-    listener: RebalanceListener
+    on_assigned: OnQueues | None
+    """Called with new queues, before anything is fetched from them."""
+    on_revoked: OnQueues | None
+    """Called with queues that go or have gone: no handler of theirs runs, unless it took too long.
+    """
     hooks: Hooks
     brokers: KnownBrokers
     """Those that the sessions have reached."""
@@ -69,15 +73,28 @@ class SessionSettings:
         """Whether offsets are committed automatically."""
         return self.commit_every_s > 0
 
+    async def assigned(self, queues: Sequence[QueueId]) -> None:
+        """Call ``on_assigned``, and log its exception."""
+        await _notify("on_assigned", self.on_assigned, queues)
+
+    async def revoked(self, queues: Sequence[QueueId]) -> None:
+        """Call ``on_revoked``, and log its exception."""
+        await _notify("on_revoked", self.on_revoked, queues)
+
+
+async def _notify(name: str, function: OnQueues | None, queues: Sequence[QueueId]) -> None:
+    if function is None or not queues:
+        return
+    try:
+        result = function(queues)
+        if isawaitable(result):
+            await result
+    except Exception:
+        logger.exception("%s failed", name)
+
 
 class PullSession(BrokerSession):
-    """Keep a connection to a broker, and fetch from the queues assigned there.
-
-    Args:
-        address: the broker's.
-        dialer: connects.
-        settings: shared by the sessions at all brokers.
-    """
+    """Keep a connection to a broker, and fetch from the queues assigned there."""
 
     def __init__(self, address: Address, dialer: Dialer, settings: SessionSettings) -> None:
         super().__init__(address, dialer)
@@ -326,7 +343,7 @@ class PullSession(BrokerSession):
         for held in lost:
             self._drop(held)
         if lost:
-            await self.settings.listener.revoked([held.id for held in lost])
+            await self.settings.revoked([held.id for held in lost])
 
     def _lost(self, held: AssignedQueue) -> None:
         """Close a queue that a fetch found assigned to another member."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from martlet.client.consumer.handling.failure_policy import Delay
-from martlet.client.consumer.rate import SharedRate
+from martlet.client.consumer.waiters import SharedRate
 from martlet.client.group.assignment.plan import AllocationChoice, AllocationStrategy, RoomResolver
 from martlet.client.group.failures import OnGivingUp
-from martlet.client.group.rebalance_listener import OnQueues
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.keywords import check_at_least
 from martlet.client.names import check_filter, check_tags
 from martlet.client.settings import ConnectionOptions
@@ -174,6 +174,10 @@ class MembershipSettings:
         }
         filters = {"wanted_tags": list(self.tags), "filter": self.filter or ""}
         return fields | {name: value for name, value in filters.items() if value}
+
+
+OnQueues = Callable[[Sequence[QueueId]], Awaitable[object] | object]
+"""Called with queues; a function or a coroutine function, which is awaited."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

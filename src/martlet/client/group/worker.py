@@ -17,12 +17,9 @@ PullHandler = Callable[[PulledMessage], Awaitable[object] | object]
 
 
 class PullWorker(BaseWorker[PulledMessage]):
-    """Call a handler with messages.
+    """Call a handler with the messages of ready queues.
 
     Args:
-        ready_queues: hands them out.
-        handler: called with each message.
-        failures: retries failed messages.
         in_order: whether to skip queues that have a message in such a handler.
     """
 

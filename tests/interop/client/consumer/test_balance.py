@@ -107,7 +107,7 @@ async def test_brokers_and_consumers_come_and_go_and_all_is_handled(
         async with Producer(addresses[number], backoff=FAST) as producer:
             batch = 0
             while not is_over:
-                bodies = [b"%d-%d-%d" % (number, batch, each) for each in range(10)]
+                bodies = [b"%d-%d-%d" % (number, batch, index) for index in range(10)]
                 await producer.publish_many("change", bodies)
                 published.update(bodies)
                 batch += 1
@@ -117,11 +117,9 @@ async def test_brokers_and_consumers_come_and_go_and_all_is_handled(
         async with (
             ReadyProxy(addresses, max_in_flight) as proxy,
             consumer_of(proxy, "change", max_in_flight) as consumer,
+            running(consumer, handle, concurrency=4),
         ):
-            running = asyncio.create_task(consumer.run(handle, concurrency=4))
             await stop.wait()
-            consumer.stop()
-            await running
         assert not proxy.too_many
         return proxy.highest
 

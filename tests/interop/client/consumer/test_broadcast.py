@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.client.group.test_pull import put
 
 from martlet.client import Backoff, BadOffsetFile, BroadcastConsumer, PulledMessage, QueueId
-from martlet.client.group import broadcast_session as audience
+from martlet.client.group import broadcast as audience
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.testing import Broker
 
@@ -23,11 +24,6 @@ async def broker() -> AsyncIterator[Broker]:
         broker.server.broker.topic("t").channel("keeps")
         broker.server.broker.set_queues("t", 2)
         yield broker
-
-
-def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0) -> None:
-    broker.server.broker.topic("t").at_queue(queue).stage(list(bodies))
-    broker.server.broker.commit()
 
 
 def consumer(broker: Broker, offsets: Path | None, **settings: Any) -> BroadcastConsumer:
@@ -50,12 +46,12 @@ async def test_each_gets_all_and_goes_on_where_it_was(broker: Broker, tmp_path: 
     put(broker, [b"0", b"1", b"2"])
     put(broker, [b"3", b"4"], 1)
     for name in ("one", "two"):
-        async with consumer(broker, tmp_path / name, start="first") as each:
-            assert [place.queue for place in each.assignment] == [0, 1]
-            assert await some(each, 5) == [b"0", b"1", b"2", b"3", b"4"]
+        async with consumer(broker, tmp_path / name, start="first") as receiver:
+            assert [queue_id.queue for queue_id in receiver.assignment] == [0, 1]
+            assert await some(receiver, 5) == [b"0", b"1", b"2", b"3", b"4"]
     put(broker, [b"5"])
-    async with consumer(broker, tmp_path / "one", start="first") as each:
-        assert await some(each, 1) == [b"5"]
+    async with consumer(broker, tmp_path / "one", start="first") as receiver:
+        assert await some(receiver, 1) == [b"5"]
     stored = json.loads((tmp_path / "one").read_text())
     assert stored["topic"] == "t"
     assert stored["offsets"] == {broker.tcp_address: {"0": 4, "1": 2}}
@@ -67,12 +63,12 @@ async def test_a_broadcast_consumer_begins_at_its_start_setting(broker: Broker) 
     moment = datetime.now(UTC)
     put(broker, [b"2"])
     cases: list[tuple[Any, int]] = [("first", 0), ("last", 3), (moment, 2), (1, 1)]
-    for start, wanted in cases:
-        async with consumer(broker, None, start=start) as each:
-            assert each.position(0) == wanted
-            await each.seek(0, 0)
-            assert each.position(0) == 0
-            assert await some(each, 3) == [b"0", b"1", b"2"]
+    for start, offset in cases:
+        async with consumer(broker, None, start=start) as receiver:
+            assert receiver.position(0) == offset
+            await receiver.seek(0, 0)
+            assert receiver.position(0) == 0
+            assert await some(receiver, 3) == [b"0", b"1", b"2"]
 
 
 async def test_a_broadcast_consumer_commits_periodically_and_after_a_seek_back(
@@ -81,16 +77,16 @@ async def test_a_broadcast_consumer_commits_periodically_and_after_a_seek_back(
     put(broker, [b"0", b"1", b"2"])
     path = tmp_path / "offsets"
     place = QueueId(broker.tcp_address, 0)
-    async with consumer(broker, path, start="first", auto_commit=False) as each:
-        assert len(await some(each, 3)) == 3
+    async with consumer(broker, path, start="first", auto_commit=False) as receiver:
+        assert len(await some(receiver, 3)) == 3
         assert not path.exists()
-        await each.commit()
+        await receiver.commit()
         assert OffsetFile(path, "t").get(place) == 3
-        await each.seek(0, 1)
-        await each.commit()
+        await receiver.seek(0, 1)
+        await receiver.commit()
         assert OffsetFile(path, "t").get(place) == 1
-    async with consumer(broker, path, commit_every_s=0.02) as each:
-        assert await some(each, 2) == [b"1", b"2"]
+    async with consumer(broker, path, commit_every_s=0.02) as receiver:
+        assert await some(receiver, 2) == [b"1", b"2"]
         async with asyncio.timeout(50):
             while OffsetFile(path, "t").get(place) != 3:  # noqa: ASYNC110, another's file
                 await asyncio.sleep(0.005)
@@ -101,10 +97,10 @@ async def test_without_auto_commit_the_file_has_explicit_commits_only(
 ) -> None:
     put(broker, [b"0", b"1", b"2"])
     path = tmp_path / "offsets"
-    async with consumer(broker, path, start="first", auto_commit=False) as each:
-        assert len(await some(each, 1)) == 1
-        await each.commit()
-        assert len(await some(each, 2)) == 2
+    async with consumer(broker, path, start="first", auto_commit=False) as receiver:
+        assert len(await some(receiver, 1)) == 1
+        await receiver.commit()
+        assert len(await some(receiver, 2)) == 2
     assert OffsetFile(path, "t").get(QueueId(broker.tcp_address, 0)) == 1
 
 
@@ -114,12 +110,12 @@ async def test_new_queues_and_a_new_topic_are_had_from_the_start(
     monkeypatch.setattr(audience, "POLL_S", 0.02)
     monkeypatch.setattr(audience, "ABSENT_S", 0.02)
     async with (
-        consumer(broker, None) as each,
+        consumer(broker, None) as receiver,
         BroadcastConsumer("later", broker.tcp_address, offsets=None) as other,
     ):
         broker.server.broker.set_queues("t", 3)
         put(broker, [b"new"], 2)
-        assert await some(each, 1) == [b"new"]
+        assert await some(receiver, 1) == [b"new"]
         broker.server.broker.topic("later").stage([b"first"])
         broker.server.broker.commit()
         assert await some(other, 1) == [b"first"]
@@ -127,12 +123,12 @@ async def test_new_queues_and_a_new_topic_are_had_from_the_start(
 
 async def test_a_lost_connection_loses_and_doubles_nothing(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
-    async with consumer(broker, None, start="first") as each:
-        assert len(await some(each, 6)) == 6
-        connection = each._brokers.sessions[0].connection
+    async with consumer(broker, None, start="first") as receiver:
+        assert len(await some(receiver, 6)) == 6
+        connection = receiver._brokers.sessions[0].connection
         assert connection is not None
         connection.abort()
-        assert await some(each, 4) == [b"6", b"7", b"8", b"9"]
+        assert await some(receiver, 4) == [b"6", b"7", b"8", b"9"]
 
 
 async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
@@ -143,15 +139,15 @@ async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
 
     def handle(message: PulledMessage) -> None:
         if message.body == b"good":
-            each.stop()
+            receiver.stop()
         else:
             attempts.append(message.attempts)
             raise RuntimeError
 
     fast = Backoff(first_s=0.001, max_s=0.001)
-    async with consumer(broker, None, start="first", retry=fast, max_attempts=20) as each:
-        await each.run(handle)
-        assert each.current_counts.dead == 1
+    async with consumer(broker, None, start="first", retry=fast, max_attempts=20) as receiver:
+        await receiver.run(handle)
+        assert receiver.current_counts.dead == 1
     assert attempts == list(range(1, 21))
 
 
@@ -196,4 +192,4 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     file.write({QueueId("b:1", 1): 7})
     again = OffsetFile(path, "t")
     assert [again.get(QueueId("b:1", queue)) for queue in (0, 1, 2)] == [6, 7, None]
-    assert [each.name for each in tmp_path.iterdir()] == ["offsets"]
+    assert [path.name for path in tmp_path.iterdir()] == ["offsets"]

@@ -81,14 +81,15 @@ async def test_a_handler_that_wants_its_message_later_gets_it_when_the_policy_ha
     async def handle(_message: Message) -> None:
         raise Requeue
 
-    async with Consumer("t", "c", broker.tcp_address) as consumer, asyncio.timeout(AMPLE_S):
-        running = asyncio.create_task(consumer.run(handle))
+    async with (
+        Consumer("t", "c", broker.tcp_address) as consumer,
+        running(consumer, handle),
+        asyncio.timeout(AMPLE_S),
+    ):
         channel = broker.server.broker.topic("t").channel("c")
         while not channel.deferred_count:  # noqa: ASYNC110, the broker's own
             await asyncio.sleep(0.005)
         assert consumer.stats.backoff_level == 0, "it is no failure"
-        consumer.stop()
-        await running
     (waiting,) = peek(channel, 0, 1, list(PeekState))
     assert waiting.due_ns - time.time_ns() > 3_000_000_000_000
 
@@ -143,11 +144,8 @@ def reject(view: MessageView) -> None:
 @pytest.mark.parametrize("on", ["loop", "threads", "processes"])
 async def test_a_handler_may_reject_a_message(broker: Broker, on: str) -> None:
     await publish(broker, b"bad")
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        running = asyncio.create_task(consumer.run(reject, on=on))  # type: ignore[call-overload]
+    async with Consumer("t", "c", broker.tcp_address) as consumer, running(consumer, reject, on=on):
         _, properties = await dead_letter(broker)
-        consumer.stop()
-        await running
     assert properties.system["dead_reason"] == "rejected"
     assert properties.system["dead_attempts"] == "1"
     assert properties.system["dead_last_error"] == "cannot read b'bad'"
@@ -195,7 +193,7 @@ async def test_without_await(broker: Broker) -> None:
 
     await asyncio.to_thread(consume)
     dead_letters = [await dead_letter(broker) for _ in range(2)]
-    assert {body: each.system["dead_last_error"] for body, each in dead_letters} == {
+    assert {body: properties.system["dead_last_error"] for body, properties in dead_letters} == {
         b"later": "busy",
         b"rejected": "no such account",
     }

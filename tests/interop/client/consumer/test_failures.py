@@ -229,7 +229,7 @@ async def test_a_blocking_consumer_gives_back_free_of_charge_too(broker: Broker)
         await asyncio.to_thread(take_one)
     await until(lambda: not channel.in_flight_count, AMPLE_S)
     assert (channel.depth, channel.deferred_count, dead(broker)) == (48, 0, [])
-    assert {each.attempts for each in peek(channel, 0, 100, [PeekState.DUE])} == {0}
+    assert {message.attempts for message in peek(channel, 0, 100, [PeekState.DUE])} == {0}
 
 
 async def test_a_consumer_learns_when_failures_begin_to_count(broker: Broker) -> None:

@@ -64,7 +64,10 @@ async def test_each_key_is_handled_in_order_by_many_handlers(queues: int, order:
             Consumer("t", "c", broker.tcp_address, **settings) as one,  # type: ignore[arg-type]
             Consumer("t", "c", broker.tcp_address, **settings) as other,  # type: ignore[arg-type]
         ):
-            tasks = [asyncio.create_task(each.run(handle, concurrency=8)) for each in (one, other)]
+            tasks = [
+                asyncio.create_task(consumer.run(handle, concurrency=8))
+                for consumer in (one, other)
+            ]
             await finished.wait()
         await asyncio.gather(*tasks)
     assert done == {key: list(range(30)) for key in KEYS}

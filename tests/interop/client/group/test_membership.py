@@ -57,7 +57,7 @@ async def test_a_queue_that_goes_to_another_begins_where_its_holder_went_back_to
             assert two.position(two.assignment[0]) == 2
 
 
-async def test_a_queue_that_goes_while_it_is_asked_where_a_place_is(
+async def test_a_queue_that_goes_while_it_is_asked_for_its_ends(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(broker, [b"one"])
@@ -66,9 +66,9 @@ async def test_a_queue_that_goes_while_it_is_asked_where_a_place_is(
         ask = post.ends
 
         async def ends(number: int) -> tuple[int, int]:
-            found = await ask(number)
+            offsets = await ask(number)
             post._drop(post.held[number])
-            return found
+            return offsets
 
         monkeypatch.setattr(post, "ends", ends)
         with pytest.raises(ClientError, match=r"queue 0 at .* is going to another member, or has"):
@@ -100,7 +100,7 @@ async def test_a_member_that_is_dismissed_often_is_kept_in_mind_once(broker: Bro
             group.members.dismiss()
             await until(lambda: len(group.members) and consumer.assignment)
             assert present.is_gone
-        kept = [len(each.when_gone) for each in broker.server.connections]
+        kept = [len(connection.when_gone) for connection in broker.server.connections]
         assert sum(kept) == 1
 
 
@@ -108,13 +108,13 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
     events: list[tuple[str, int]] = []
     is_leaving, may_leave = asyncio.Event(), asyncio.Event()
 
-    async def revoked(places: Sequence[QueueId]) -> None:
-        events.extend(("revoked", place.queue) for place in places)
+    async def revoked(queues: Sequence[QueueId]) -> None:
+        events.extend(("revoked", queue.queue) for queue in queues)
         is_leaving.set()
         await may_leave.wait()
 
-    def assigned(places: Sequence[QueueId]) -> None:
-        events.extend(("assigned", place.queue) for place in places)
+    def assigned(queues: Sequence[QueueId]) -> None:
+        events.extend(("assigned", queue.queue) for queue in queues)
 
     put(broker, [b"one"])
     async with member(broker, on_assigned=assigned, on_revoked=revoked) as consumer:
@@ -132,7 +132,7 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
 
 
 async def test_closing_does_not_wait_for_ever_for_the_revoked_hook(broker: Broker) -> None:
-    async def revoked(_places: object) -> None:
+    async def revoked(_queues: object) -> None:
         await asyncio.Event().wait()
 
     put(broker, [b"one"])

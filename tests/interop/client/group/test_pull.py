@@ -65,13 +65,13 @@ async def call(broker: Broker | BrokerProcess, method: str, **fields: Any) -> di
 
 
 def member(broker: Broker | BrokerProcess, **settings: Any) -> PullConsumer:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "start": "first",
         "backoff": FAST,
         "commit_every_s": 0.05,
         "retry": FAST,
     }
-    return PullConsumer("t", "g", broker.tcp_address, **(given | settings))
+    return PullConsumer("t", "g", broker.tcp_address, **(defaults | settings))
 
 
 class Ledger:
@@ -90,13 +90,13 @@ class Ledger:
         self.count += 1
 
     def check_order(self) -> None:
-        for place, offsets in self.offsets.items():
-            assert offsets == sorted(offsets), place
+        for queue, offsets in self.offsets.items():
+            assert offsets == sorted(offsets), queue
 
 
 async def test_members_share_the_queues_and_each_message_is_handled(broker: Broker) -> None:
     with_queues(broker, QUEUES)
-    wanted = set(fill(broker, 50))
+    published = set(fill(broker, 50))
     ledgers = [Ledger(0.001), Ledger(0.001), Ledger(0.001)]
     tasks: list[asyncio.Task[None]] = []
     async with Consumer("t", "channel", broker.tcp_address) as channel:
@@ -117,24 +117,26 @@ async def test_members_share_the_queues_and_each_message_is_handled(broker: Brok
                 async with three:
                     tasks.append(asyncio.create_task(three.run(ledgers[2].handle)))
                     await until(lambda: len(three.assignment) == QUEUES // 2)
-                    wanted |= set(fill(broker, 20, 50))
+                    published |= set(fill(broker, 20, 50))
                     # The second one dies.
                     for post in two._brokers.sessions:
                         assert post.connection is not None
                         post._closing.set()
                         post.connection.abort()
                     await until(lambda: len(three.assignment) == QUEUES)
-                    await until(lambda: set().union(*(each.bodies for each in ledgers)) >= wanted)
+                    await until(
+                        lambda: set().union(*(ledger.bodies for ledger in ledgers)) >= published
+                    )
                     await until(lambda: three._brokers.sessions[0].held[0].at_work == 0)
         await asyncio.gather(*tasks)
         for ledger in ledgers:
             ledger.check_order()
         # They did not have to be handled twice, but for what the killed one had not committed.
-        assert sum(ledger.count for ledger in ledgers) < len(wanted) + QUEUES * 25
+        assert sum(ledger.count for ledger in ledgers) < len(published) + QUEUES * 25
 
         async def handle(message: Message) -> None:
             seen.add(message.body)
-            if seen >= wanted:
+            if seen >= published:
                 channel.stop()
 
         async with asyncio.timeout(LIMIT_S):
@@ -178,13 +180,13 @@ async def test_without_auto_commit_nothing_but_commit_commits(broker: Broker) ->
             moved = other.assignment[0].queue
             assert other.position(moved) == (4, 0)[moved]
     description = await call(broker, "group.describe", topic="t", group="g")
-    assert [each["offset"] for each in description["queues"]] == [4, 0]
+    assert [queue["offset"] for queue in description["queues"]] == [4, 0]
 
 
 async def test_a_commit_in_the_revoked_hook_is_resumed_from(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
 
-    async def keep(_places: Sequence[QueueId]) -> None:
+    async def keep(_queues: Sequence[QueueId]) -> None:
         await consumer.commit()
 
     async with member(broker, auto_commit=False, on_revoked=keep) as consumer:
@@ -250,16 +252,16 @@ async def test_a_new_group_begins_at_its_start_setting_and_an_old_one_resumes(
         ("time", moment, 10),
         ("offset", 13, 13),
     ]
-    for group, start, wanted in cases:
+    for group, start, offset in cases:
         async with PullConsumer("t", group, broker.tcp_address, start=start) as consumer:
-            assert consumer.position(0) == wanted, start
+            assert consumer.position(0) == offset, start
             if start == "last":
                 put(broker, [b"new"])
             async for message in consumer:
-                assert message.offset == wanted
+                assert message.offset == offset
                 break
         async with PullConsumer("t", group, broker.tcp_address, start="last") as consumer:
-            assert consumer.position(0) == wanted, start
+            assert consumer.position(0) == offset, start
 
 
 async def test_a_pull_consumer_seeks_in_a_queue(broker: Broker) -> None:
@@ -268,11 +270,11 @@ async def test_a_pull_consumer_seeks_in_a_queue(broker: Broker) -> None:
     moment = datetime.now(UTC)
     put(broker, [b"%d" % n for n in range(10, 20)])
     async with member(broker) as consumer:
-        places: list[tuple[Any, int]] = [(15, 15), ("first", 0), (moment, 10), (3, 3)]
-        for to, wanted in places:
+        targets: list[tuple[Any, int]] = [(15, 15), ("first", 0), (moment, 10), (3, 3)]
+        for to, offset in targets:
             await consumer.seek(0, to)
-            assert consumer.lag(0) == 20 - wanted
-            assert [m.offset async for m in limited(consumer, 2)] == [wanted, wanted + 1]
+            assert consumer.lag(0) == 20 - offset
+            assert [m.offset async for m in limited(consumer, 2)] == [offset, offset + 1]
         await consumer.seek(consumer.assignment[0], "last")
         put(broker, [b"new"])
         assert [m.body async for m in limited(consumer, 1)] == [b"new"]
@@ -371,7 +373,7 @@ async def test_groups_whose_dead_letter_topics_form_a_cycle_keep_the_message(
 
             await consumer.run(reject)
         shown = await call(broker, "dead_letters.show", dead_letter_topic=where)
-        assert [each["topic"] for each in shown["messages"]] == [topic]
+        assert [letter["topic"] for letter in shown["messages"]] == [topic]
     assert shown["messages"][0]["instead_of"] == "t"
     assert broker.server.broker.topics["t"].message_count == 1
 
@@ -406,7 +408,7 @@ async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter
         (b"last", 1),
     ]
     listed = await call(broker, "dead_letters.list")
-    assert [each["dead_letter_topic"] for each in listed["dead_letter_topics"]] == ["t.g.dead"]
+    assert [topic["dead_letter_topic"] for topic in listed["dead_letter_topics"]] == ["t.g.dead"]
     back = await call(broker, "dead_letters.redrive", topic="t", channel="g", reason="rejected")
     assert back["count"] == 1
     async with member(broker) as consumer:
@@ -458,10 +460,10 @@ async def test_a_broker_that_was_started_again_is_joined_again(tmp_path: Path) -
                 with_queues(broker, QUEUES)
                 consumer = await member(broker).__aenter__()
                 running = asyncio.create_task(consumer.run(ledger.handle))
-            wanted = {b"%d" % n for n in range(start, start + 500)}
+            published = {b"%d" % n for n in range(start, start + 500)}
             for queue in range(QUEUES):
                 put(broker, [b"%d" % n for n in range(start + queue, start + 500, QUEUES)], queue)
-            await until(lambda wanted=wanted: ledger.bodies >= wanted)  # type: ignore[misc]
+            await until(lambda published=published: ledger.bodies >= published)  # type: ignore[misc]
             if start:
                 await consumer.close()
     assert running is not None
@@ -480,9 +482,9 @@ async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
             running(consumer, ledger.handle),
         ):
             for start in (0, 500):
-                wanted = {b"%d" % n for n in range(start, start + 500)}
-                await producer.publish_many("t", sorted(wanted))
-                await until(lambda wanted=wanted: ledger.bodies >= wanted)  # type: ignore[misc]
+                published = {b"%d" % n for n in range(start, start + 500)}
+                await producer.publish_many("t", sorted(published))
+                await until(lambda published=published: ledger.bodies >= published)  # type: ignore[misc]
                 if not start:
                     await asyncio.to_thread(broker.kill)
                     await asyncio.to_thread(broker.restart)
@@ -520,11 +522,11 @@ async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
     with_queues(broker, 2)
     events: list[tuple[str, list[int]]] = []
 
-    async def assigned(places: Sequence[QueueId]) -> None:
-        events.append(("assigned", [place.queue for place in places]))
+    async def assigned(queues: Sequence[QueueId]) -> None:
+        events.append(("assigned", [queue.queue for queue in queues]))
 
-    def revoked(places: Sequence[QueueId]) -> None:
-        events.append(("revoked", [place.queue for place in places]))
+    def revoked(queues: Sequence[QueueId]) -> None:
+        events.append(("revoked", [queue.queue for queue in queues]))
 
     put(broker, [b"slow"], 0)
     put(broker, [b"slow"], 1)
@@ -569,13 +571,17 @@ async def test_messages_have_their_properties_and_tags_are_filtered(broker: Brok
     async with PullConsumer("t", "all", broker.tcp_address, start="first") as consumer:
         async for batch in consumer.batches():
             assert batch.offsets.tolist() == list(range(30))
-            assert [each.tag for each in batch.properties[:3]] == ["red", "blue", "blue"]
+            assert [properties.tag for properties in batch.properties[:3]] == [
+                "red",
+                "blue",
+                "blue",
+            ]
             break
 
 
 async def test_batches_are_of_one_queue_and_done_in_order(broker: Broker) -> None:
     with_queues(broker, QUEUES)
-    wanted = set(fill(broker, 100))
+    published = set(fill(broker, 100))
     bodies: list[bytes] = []
     async with member(broker) as consumer:
         async for batch in consumer.batches(max_messages=40):
@@ -583,12 +589,12 @@ async def test_batches_are_of_one_queue_and_done_in_order(broker: Broker) -> Non
             assert batch.offsets[0] + batch.count - 1 == batch.offsets[-1]
             assert all(body.split()[0] == b"%d" % batch.queue for body in batch.bodies)
             bodies += batch.bodies
-            if len(bodies) == len(wanted):
+            if len(bodies) == len(published):
                 batch.finish()
                 break
         await consumer.commit()
-    assert set(bodies) == wanted
-    assert len(bodies) == len(wanted)
+    assert set(bodies) == published
+    assert len(bodies) == len(published)
     description = await call(broker, "group.describe", topic="t", group="g")
     assert description["lag"] == 0
 
@@ -635,9 +641,9 @@ async def test_a_span_of_offsets_holds_up_fetching(broker: Broker) -> None:
 async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> None:
     async with Broker() as second:
         addresses = [broker.tcp_address, second.tcp_address]
-        for each in (broker, second):
-            with_queues(each, 2)
-            put(each, [b"x"], 1)
+        for started in (broker, second):
+            with_queues(started, 2)
+            put(started, [b"x"], 1)
         async with PullConsumer("t", "g", addresses, start="first") as consumer:
             assert set(consumer.assignment) == {QueueId(a, q) for a in addresses for q in (0, 1)}
             got = {m.place async for m in limited(consumer, 2)}
@@ -671,17 +677,6 @@ async def test_settings_that_a_broker_refuses_are_reported(broker: Broker) -> No
             PullConsumer("t", "g", **settings)
 
 
-async def test_threads_handle_too(broker: Broker) -> None:
-    put(broker, [b"%d" % n for n in range(100)])
-    ledger: list[bytes] = []
-
-    def handle(message: PulledMessage) -> None:
-        ledger.append(message.body)
-
-    async with member(broker) as consumer, running(consumer, handle, concurrency=3, on="threads"):
-        await until(lambda: len(ledger) == 100)
-
-
 async def live(address: str, handle: Any, chance: random.Random, stop: asyncio.Event) -> None:
     """A consumer that comes and goes, and whose connections are cut now and then."""
     while not stop.is_set():
@@ -712,7 +707,7 @@ async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -
     chance = random.Random(7)
     with_queues(broker, QUEUES)
     seen: set[bytes] = set()
-    wanted: set[bytes] = set()
+    published: set[bytes] = set()
 
     async def handle(message: PulledMessage) -> None:
         await asyncio.sleep(chance.random() * 0.004)
@@ -725,12 +720,12 @@ async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -
     for number in range(20):
         bodies = [b"%d" % n for n in range(number * 40, number * 40 + 40)]
         put(broker, bodies, chance.randrange(QUEUES))
-        wanted |= set(bodies)
+        published |= set(bodies)
         await asyncio.sleep(0.2)
     stop.set()
     await asyncio.gather(*lives)
     async with member(broker) as consumer, running(consumer, handle, concurrency=8):
-        await until(lambda: seen >= wanted)
+        await until(lambda: seen >= published)
 
 
 async def test_a_coroutine_function_is_not_run_in_a_thread(broker: Broker) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Sequence
 from typing import Literal
 
 import pytest
@@ -14,12 +13,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.interop.client.group.test_pull import FAST, put
 from tests.polling import until
 from tests.unit.client.consumer.consuming import running
 from tests.unit.client.recorded_hooks import RecordedHooks
 
 from martlet.client import (
-    Backoff,
     BroadcastConsumer,
     ConnectionLost,
     Handling,
@@ -33,13 +32,6 @@ from martlet.client import (
 )
 from martlet.client.otel import otel_hooks
 from martlet.testing import Broker
-
-FAST = Backoff(first_s=0.01, max_s=0.05)
-
-
-def put(broker: Broker, bodies: Sequence[bytes]) -> None:
-    broker.server.broker.topic("t").at_queue(0).stage(list(bodies))
-    broker.server.broker.commit()
 
 
 async def fail_once(message: PulledMessage) -> None:
@@ -151,12 +143,12 @@ async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
     ):
         await until(lambda: consumer.current_counts.finished == 2)
     processed = spans.get_finished_spans()
-    assert [each.name for each in processed] == ["process t"] * 3
-    assert [each.get_span_context() for each in inside] == [each.context for each in processed]
-    for each in processed:
-        assert each.attributes is not None
-        assert each.attributes["messaging.consumer.group.name"] == "g"
-    assert [each.status.is_ok for each in processed] == [True, False, True]
+    assert [span.name for span in processed] == ["process t"] * 3
+    assert [span.get_span_context() for span in inside] == [span.context for span in processed]
+    for span in processed:
+        assert span.attributes is not None
+        assert span.attributes["messaging.consumer.group.name"] == "g"
+    assert [span.status.is_ok for span in processed] == [True, False, True]
     data = reader.get_metrics_data()
     assert data is not None
     sums = {

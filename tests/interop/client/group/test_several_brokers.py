@@ -71,7 +71,7 @@ class Holders:
                 if (holder := self.of.pop(str(place), None)) != name:
                     self.wrongs.append(f"{place} goes from {name}, and {holder} has it")
 
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "start": "first",
             "backoff": FAST,
             "commit_every_s": 0.05,
@@ -80,7 +80,7 @@ class Holders:
             "on_assigned": assigned,
             "on_revoked": revoked,
         }
-        return PullConsumer("t", "g", addresses, **(given | settings))
+        return PullConsumer("t", "g", addresses, **(defaults | settings))
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ async def test_two_brokers_of_one_queue_and_two_members_have_one_each(
             await settled(broker)
         assert counts([one, two]) == [1, 1]
         running = [
-            asyncio.create_task(each.run(ledger.handle))
-            for each, ledger in zip((one, two), ledgers, strict=True)
+            asyncio.create_task(consumer.run(ledger.handle))
+            for consumer, ledger in zip((one, two), ledgers, strict=True)
         ]
         for broker in brokers:
             put(broker, [b"two"])
@@ -276,9 +276,9 @@ async def test_a_custom_strategy(holders: Holders, brokers: list[Broker]) -> Non
     def a_broker_each(
         member: GroupMember, members: Sequence[GroupMember], queues: Sequence[TopicQueue]
     ) -> list[TopicQueue]:
-        seen.append(([each.client_id for each in members], list(queues)))
+        seen.append(([other.client_id for other in members], list(queues)))
         names = sorted({queue.broker for queue in queues})
-        mine = dict(zip([each.id for each in members], names, strict=False)).get(member.id)
+        mine = dict(zip([other.id for other in members], names, strict=False)).get(member.id)
         return [queue for queue in queues if queue.broker == mine]
 
     for broker in brokers:
@@ -416,7 +416,7 @@ async def test_a_single_broker_gets_no_roster(holders: Holders, brokers: list[Br
         assert isinstance(post, BrokerMembership)
         await one._planner._volunteer([post], is_again=True)
         description = await call(brokers[0], "group.describe", topic="t", group="g")
-        assert [each["name"] for each in description["members"]] == [""]
+        assert [listed["name"] for listed in description["members"]] == [""]
         assert description["leader"] is None
 
 
@@ -462,7 +462,7 @@ async def test_members_and_brokers_that_come_and_go_at_random_miss_nothing(
 ) -> None:
     chance = random.Random(11)
     seen: set[bytes] = set()
-    wanted: set[bytes] = set()
+    published: set[bytes] = set()
 
     async def handle(message: PulledMessage) -> None:
         await asyncio.sleep(chance.random() * 0.004)
@@ -485,7 +485,7 @@ async def test_members_and_brokers_that_come_and_go_at_random_miss_nothing(
             for at, broker in enumerate(brokers):
                 bodies = [b"%d %d" % (at, n) for n in range(number * 10, number * 10 + 10)]
                 put(broker, bodies, chance.randrange(3))
-                wanted |= set(bodies)
+                published |= set(bodies)
             await asyncio.sleep(0.1)
             if number % 5 == 2:
                 broker = chance.choice(brokers)
@@ -497,7 +497,7 @@ async def test_members_and_brokers_that_come_and_go_at_random_miss_nothing(
             holders.member("last", where) as consumer,
             running(consumer, handle, concurrency=8),
         ):
-            await until(lambda: seen >= wanted)
+            await until(lambda: seen >= published)
             assert counts([consumer]) == [9]
 
 

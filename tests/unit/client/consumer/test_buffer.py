@@ -142,31 +142,6 @@ async def test_runs_grow_while_handlers_are_quick_and_shrink_when_one_is_slow() 
         assert answers.started_numbers == [63, 64]
 
 
-async def test_each_that_has_failed_has_a_run_of_its_own() -> None:
-    async with recording_inbox() as (inbox, answers):
-        put(inbox, answers, "", "", "failed", "suspect", "", "")
-        runs = []
-        while inbox.count():
-            inbox._run_size = 32
-            inbox._run_began_s = time.monotonic() + 1
-            runs.append([number_of(message) for message in await take(inbox)])
-        assert runs == [[0, 1], [2], [3], [4, 5]]
-        assert answers.started_numbers == [1, 2, 3, 5]
-
-
-async def test_a_suspect_begins_when_the_broker_has_answered_its_report() -> None:
-    """A process that dies may lose what it has written."""
-    async with recording_inbox() as (inbox, answers):
-        answers.is_prompt = False
-        put(inbox, answers, "suspect", "")
-        taken = asyncio.create_task(take(inbox))
-        await turns()
-        assert answers.started_numbers == [0]
-        assert not taken.done()
-        answers.announcements[0](None)
-        assert [number_of(message) for message in await taken] == [0]
-
-
 async def test_a_lost_connection_ends_the_wait_for_its_answer() -> None:
     async with recording_inbox() as (inbox, answers):
         answers.is_prompt = False

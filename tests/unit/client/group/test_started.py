@@ -46,7 +46,7 @@ class Queue:
         self.held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
         self.is_prompt = True
         """Whether the broker answers at once."""
-        self.known: list[starts.OnKnown] = []
+        self.announcements: list[starts.OnKnown] = []
         """Called when the broker has answered."""
         self.held.say_started = self._say
         self.held.learn(failures)
@@ -56,7 +56,7 @@ class Queue:
     def _say(self, runs: Sequence[tuple[int, int]], on_known: starts.OnKnown | None) -> None:
         self.said.append((list(runs), on_known is not None))
         if on_known is not None:
-            self.known.append(on_known)
+            self.announcements.append(on_known)
             if self.is_prompt:
                 asyncio.get_running_loop().call_soon(on_known, None)
 
@@ -162,7 +162,7 @@ async def test_a_charged_message_begins_when_the_broker_has_answered_its_report(
     assert queue.said == [([(0, 1)], True)]
     assert not taken.done()
     assert not beside.done()
-    queue.known[0](None)
+    queue.announcements[0](None)
     done, _ = await asyncio.wait([taken, beside], return_when=asyncio.FIRST_COMPLETED)
     assert queue.held.at_work == 1
     assert other.held.at_work == 0
@@ -181,7 +181,7 @@ async def test_a_charged_message_is_not_handled_if_the_broker_does_not_know_that
     queue.is_prompt = False
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0.01)
-    queue.known[0](ConnectionLost("the broker is gone"))
+    queue.announcements[0](ConnectionLost("the broker is gone"))
     assert (await taken)._held is other.held
     assert queue.said == [([(0, 1)], True), ([], False)]
     assert (await queue.take())._held is other.held
@@ -199,7 +199,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_other_for_long(
     assert message._held is other.held
     assert queue.said == [([(0, 1)], True), ([], False)], "taken back: others begin beside it"
     queue.is_prompt = True
-    queue.known[0](None)
+    queue.announcements[0](None)
     message.finish()
     other.held.pause()
     assert (await queue.take())._held is queue.held
@@ -215,7 +215,7 @@ async def test_a_charged_message_that_is_no_longer_the_next_one_is_taken_back(
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0.01)
     queue.held.pause()
-    queue.known[0](None)
+    queue.announcements[0](None)
     queue.is_prompt = True
     assert (await taken)._held is other.held
     assert queue.said == [([(0, 1)], True), ([], False)]

@@ -108,11 +108,10 @@ class AutoTouch:
     def __init__(self, is_on: bool, handed_out: HandedOut) -> None:
         self.is_on = is_on
         self._handed_out = handed_out
-        self._handed_out_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
         self._workers: set[Worker] = set()
-        self._seen: dict[Worker, tuple[Message, float]] = {}
         self._batches: deque[ReferenceType[Batch]] = deque()
-        self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
+        self._since_s: WeakKeyDictionary[Message | Batch, float] = WeakKeyDictionary()
+        """When each that is being handled was first seen here."""
         self._overdue: WeakSet[Message | Batch] = WeakSet()
         """Messages logged as beyond the help of touches."""
         self._timer: asyncio.TimerHandle | None = None
@@ -132,9 +131,7 @@ class AutoTouch:
 
     def end(self, workers: Iterable[Worker]) -> None:
         """Forget workers that have ended."""
-        for worker in workers:
-            self._workers.discard(worker)
-            self._seen.pop(worker, None)
+        self._workers.difference_update(workers)
 
     def take(self, batch: Batch) -> None:
         """Remember a batch."""
@@ -173,38 +170,22 @@ class AutoTouch:
     def _touch(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        for worker in self._workers:
-            message = worker.message
+        for message in [*(worker.message for worker in self._workers), *self._handed_out.held()]:
             answers = message._answers if message is not None else None
             if message is None or answers is None:
-                self._seen.pop(worker, None)
-                continue
-            seen, since_s = self._seen.get(worker, (None, now_s))
-            if seen is not message:
-                since_s = now_s
-                self._seen[worker] = message, now_s
-            if self._may_touch(answers, now_s - since_s, message):
-                message.touch()
-        held = self.held()
-        self._batches = deque(ref(batch) for batch in held)
-        for batch in held:
-            since_s = self._taken_s.setdefault(batch, now_s)
-            if self._may_touch(batch.answers, now_s - since_s, batch):
+                continue  # Another thread may have answered it.
+            if self._may_touch(message, answers, now_s):
+                answers.touch(message.id)
+        batches = self.held()
+        self._batches = deque(map(ref, batches))
+        for batch in batches:
+            if self._may_touch(batch, batch.answers, now_s):
                 batch.touch_soon()
-        self._touch_handed_out(now_s)
         self._begin_again()
 
-    def _touch_handed_out(self, now_s: float) -> None:
-        for message in self._handed_out.held():
-            answers = message._answers
-            if answers is None:
-                continue  # Another thread has answered it.
-            since_s = self._handed_out_since_s.setdefault(message, now_s)
-            if self._may_touch(answers, now_s - since_s, message):
-                answers.touch(message.id)
-
-    def _may_touch(self, answers: AckBatcher, at_work_s: float, what: Message | Batch) -> bool:
+    def _may_touch(self, what: Message | Batch, answers: AckBatcher, now_s: float) -> bool:
         """Return whether the broker accepts a touch of it; log once when it no longer does."""
+        at_work_s = now_s - self._since_s.setdefault(what, now_s)
         left_s = answers.max_message_timeout_s - at_work_s
         if left_s <= 0 and what not in self._overdue:
             self._overdue.add(what)

@@ -79,47 +79,32 @@ class BackoffTransition:
     action: BackoffAction
 
 
-_STAY_OPEN = BackoffTransition(0, BackoffState.OPEN, BackoffAction.NOTHING)
-_STAY_BLOCKED = BackoffTransition(0, BackoffState.BLOCKED, BackoffAction.NOTHING)
-_STAY_IN_TRIAL = BackoffTransition(0, BackoffState.TRIAL, BackoffAction.NOTHING)
+_OPEN, _BLOCKED, _TRIAL = BackoffState
+_STAY_OPEN = BackoffTransition(0, _OPEN, BackoffAction.NOTHING)
+_STAY_BLOCKED = BackoffTransition(0, _BLOCKED, BackoffAction.NOTHING)
+_STAY_IN_TRIAL = BackoffTransition(0, _TRIAL, BackoffAction.NOTHING)
 
 TABLE: dict[tuple[BackoffState, BackoffEvent], BackoffTransition] = {
-    (BackoffState.OPEN, BackoffEvent.SUCCESS): _STAY_OPEN,
-    (BackoffState.OPEN, BackoffEvent.FAILURE): BackoffTransition(
-        +1, BackoffState.BLOCKED, BackoffAction.BLOCK
-    ),
-    (BackoffState.OPEN, BackoffEvent.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backoff is disabled.
-    (BackoffState.OPEN, BackoffEvent.REQUEUE): _STAY_OPEN,
-    (BackoffState.OPEN, BackoffEvent.ELAPSED): _STAY_OPEN,
-    (BackoffState.OPEN, BackoffEvent.ELAPSED_ALONE): _STAY_OPEN,
-    (BackoffState.BLOCKED, BackoffEvent.SUCCESS): _STAY_BLOCKED,
-    (BackoffState.BLOCKED, BackoffEvent.SUCCESS_AT_LEVEL_1): _STAY_BLOCKED,
-    (BackoffState.BLOCKED, BackoffEvent.FAILURE): _STAY_BLOCKED,
-    (BackoffState.BLOCKED, BackoffEvent.FAILURE_AT_LIMIT): _STAY_BLOCKED,
-    (BackoffState.BLOCKED, BackoffEvent.REQUEUE): _STAY_BLOCKED,
-    (BackoffState.BLOCKED, BackoffEvent.ELAPSED): BackoffTransition(
-        0, BackoffState.TRIAL, BackoffAction.TRY
-    ),
-    (BackoffState.BLOCKED, BackoffEvent.ELAPSED_ALONE): BackoffTransition(
-        0, BackoffState.BLOCKED, BackoffAction.WAIT
-    ),
-    (BackoffState.TRIAL, BackoffEvent.SUCCESS): BackoffTransition(
-        -1, BackoffState.BLOCKED, BackoffAction.BLOCK
-    ),
-    (BackoffState.TRIAL, BackoffEvent.SUCCESS_AT_LEVEL_1): BackoffTransition(
-        -1, BackoffState.OPEN, BackoffAction.RESUME
-    ),
-    (BackoffState.TRIAL, BackoffEvent.FAILURE): BackoffTransition(
-        +1, BackoffState.BLOCKED, BackoffAction.BLOCK
-    ),
-    (BackoffState.TRIAL, BackoffEvent.FAILURE_AT_LIMIT): BackoffTransition(
-        0, BackoffState.BLOCKED, BackoffAction.BLOCK
-    ),
-    (BackoffState.TRIAL, BackoffEvent.REQUEUE): BackoffTransition(
-        0, BackoffState.BLOCKED, BackoffAction.BLOCK
-    ),
-    (BackoffState.TRIAL, BackoffEvent.ELAPSED): _STAY_IN_TRIAL,
-    (BackoffState.TRIAL, BackoffEvent.ELAPSED_ALONE): _STAY_IN_TRIAL,
+    (_OPEN, BackoffEvent.SUCCESS): _STAY_OPEN,
+    (_OPEN, BackoffEvent.FAILURE): BackoffTransition(+1, _BLOCKED, BackoffAction.BLOCK),
+    (_OPEN, BackoffEvent.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backoff is disabled.
+    (_OPEN, BackoffEvent.REQUEUE): _STAY_OPEN,
+    (_OPEN, BackoffEvent.ELAPSED): _STAY_OPEN,
+    (_OPEN, BackoffEvent.ELAPSED_ALONE): _STAY_OPEN,
+    (_BLOCKED, BackoffEvent.SUCCESS): _STAY_BLOCKED,
+    (_BLOCKED, BackoffEvent.SUCCESS_AT_LEVEL_1): _STAY_BLOCKED,
+    (_BLOCKED, BackoffEvent.FAILURE): _STAY_BLOCKED,
+    (_BLOCKED, BackoffEvent.FAILURE_AT_LIMIT): _STAY_BLOCKED,
+    (_BLOCKED, BackoffEvent.REQUEUE): _STAY_BLOCKED,
+    (_BLOCKED, BackoffEvent.ELAPSED): BackoffTransition(0, _TRIAL, BackoffAction.TRY),
+    (_BLOCKED, BackoffEvent.ELAPSED_ALONE): BackoffTransition(0, _BLOCKED, BackoffAction.WAIT),
+    (_TRIAL, BackoffEvent.SUCCESS): BackoffTransition(-1, _BLOCKED, BackoffAction.BLOCK),
+    (_TRIAL, BackoffEvent.SUCCESS_AT_LEVEL_1): BackoffTransition(-1, _OPEN, BackoffAction.RESUME),
+    (_TRIAL, BackoffEvent.FAILURE): BackoffTransition(+1, _BLOCKED, BackoffAction.BLOCK),
+    (_TRIAL, BackoffEvent.FAILURE_AT_LIMIT): BackoffTransition(0, _BLOCKED, BackoffAction.BLOCK),
+    (_TRIAL, BackoffEvent.REQUEUE): BackoffTransition(0, _BLOCKED, BackoffAction.BLOCK),
+    (_TRIAL, BackoffEvent.ELAPSED): _STAY_IN_TRIAL,
+    (_TRIAL, BackoffEvent.ELAPSED_ALONE): _STAY_IN_TRIAL,
 }
 """The effect of each event in each state; other pairs cannot occur, since only OPEN has level 0."""
 
@@ -153,22 +138,14 @@ class FailureBackoff:
 
 
 class FailureGate:
-    """A consumer's state in the table.
-
-    Args:
-        settings: the waits.
-        chance: returns a random number from 0 to below 1.
-
-    Attributes:
-        state: the present one.
-        level: the number of times the wait is doubled; 0 if open.
-        wait_s: the timer's duration, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`.
-    """
+    """A consumer's state in the table; ``chance`` returns a random number from 0 to below 1."""
 
     def __init__(self, settings: FailureBackoff, chance: Callable[[], float]) -> None:
         self.state = BackoffState.OPEN
         self.level = 0
+        """The number of times the wait is doubled; 0 if open."""
         self.wait_s = 0.0
+        """The timer's duration, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`."""
         self._settings = settings
         self._chance = chance
 

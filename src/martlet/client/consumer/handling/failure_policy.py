@@ -75,10 +75,16 @@ def describe(error: BaseException) -> str:
     return "".join(format_exception_only(error)).strip()
 
 
-def is_cancelled() -> bool:
-    """Return whether this task was cancelled, and not only something that it awaited."""
+def is_failure(error: BaseException) -> bool:
+    """Return whether an exception is a failure of a message, and does not end its worker.
+
+    A CancelledError ends the worker only if the worker itself was cancelled, and not something that
+    the handler awaited.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, Exception)
     task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+    return task is not None and not task.cancelling()
 
 
 OnGivingUp = Callable[[Message], Awaitable[object] | object]
@@ -196,30 +202,18 @@ class FailurePolicy:
                 result = self._on_giving_up(message)
                 if isawaitable(result):
                     await result
-        except Exception as error:
-            self._not_kept(message, error)
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                self._give_back(message)
+        except BaseException as error:
+            if not is_failure(error):
+                if not message.is_answered:
+                    message.give_back()
                 raise
-            self._not_kept(message, error)  # Something that the handler awaited was cancelled.
-        except BaseException:
-            self._give_back(message)
-            raise
+            logger.error("on_giving_up failed, so the message is kept", exc_info=error)
+            if not message.is_answered:
+                message.requeue(self._delay_ms(message), backoff=True)
         else:
             self.given_up += 1
             if not message.is_answered:
                 message.finish()
-
-    def _not_kept(self, message: Message, error: BaseException) -> None:
-        logger.error("on_giving_up failed, so the message is kept", exc_info=error)
-        if not message.is_answered:
-            message.requeue(self._delay_ms(message), backoff=True)
-
-    @staticmethod
-    def _give_back(message: Message) -> None:
-        if not message.is_answered:
-            message.give_back()
 
     def _delay_ms(self, message: Message) -> int:
         return round(1000 * self._retry.delay_s(message.tries))

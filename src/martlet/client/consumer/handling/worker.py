@@ -17,7 +17,7 @@ from types import CoroutineType
 from typing import Any, Generic, Literal, TypeVar
 
 from martlet.client.consumer.buffer import ReceiveBuffer
-from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_cancelled
+from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_failure
 from martlet.client.consumer.message import HandlerPlace, Message
 from martlet.client.received import ReceivedMessage
 from martlet.text import counted
@@ -63,16 +63,9 @@ class BaseWorker(ABC, Generic[MessageT]):
         """Handle the failure of a message whose handler raised this."""
 
     async def _on_error(self, message: MessageT, error: BaseException) -> None:
-        """Handle an exception of the handler; raise it again if it ends the worker.
-
-        A CancelledError ends the worker only if the worker itself was cancelled, and not something
-        that the handler awaited.
-        """
-        is_failure = isinstance(error, Exception) or (
-            isinstance(error, asyncio.CancelledError) and not is_cancelled()
-        )
+        """Handle an exception of the handler; raise it again if it ends the worker."""
         try:
-            if not is_failure:
+            if not is_failure(error):
                 raise error
             await self._fail(message, error)
         except BaseException:

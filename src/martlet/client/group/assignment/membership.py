@@ -42,15 +42,8 @@ ASK_MS = 15_000
 
 
 class BrokerMembership(PullSession):
-    """Keep the consumer a member of a group at one broker.
-
-    Args:
-        address: the broker's.
-        dialer: connects.
-        settings: shared by the sessions at all brokers.
-        group: the group's name.
-        joining: the arguments of ``group.join``.
-        planner: assigns the queues of all brokers while the consumer leads.
+    """Keep the consumer a member of a group at one broker; ``joining`` has the arguments of
+    ``group.join``.
     """
 
     def __init__(
@@ -100,9 +93,7 @@ class BrokerMembership(PullSession):
 
     async def describe_group(self) -> Mapping[str, Any]:
         """Return the broker's state of the group. Raises CallRefused and ConnectionLost."""
-        if self.connection is None:
-            raise ConnectionLost(f"{self.address} is not connected")
-        return (await self.connection.call("group.describe", **self._group)).fields
+        return (await self._connected().call("group.describe", **self._group)).fields
 
     # membership
 
@@ -188,7 +179,7 @@ class BrokerMembership(PullSession):
                 self._stay(held)
             elif held not in self._leaving:
                 held.begin_leaving()
-                task = asyncio.create_task(self._give_back(connection, held))
+                task = asyncio.create_task(self._give_back(held))
                 self._leaving[held] = task
         fresh = {
             number: int(queue["offset"])
@@ -197,7 +188,7 @@ class BrokerMembership(PullSession):
         }
         # Assigned and revoked at once: release at once, since the next holder waits for it.
         if unused := {number: fresh.pop(number) for number in revoked & fresh.keys()}:
-            await self._release(connection, unused)
+            await self._release(unused)
         taken = await self._take(connection, fresh)
         if self._closing.is_set():
             for held in taken:
@@ -208,7 +199,7 @@ class BrokerMembership(PullSession):
             self._since[held.id.queue] = fields["since"]
             held.end_offset = int(fields["end_offset"])
         # Fetching begins after the application was notified, since it may move to other offsets.
-        await self.settings.listener.assigned([held.id for held in taken])
+        await self.settings.assigned([held.id for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
     def _prepare(self, held: AssignedQueue) -> None:
@@ -251,7 +242,7 @@ class BrokerMembership(PullSession):
             task.cancel()
             held.stay()
 
-    async def _give_back(self, connection: Connection, held: AssignedQueue) -> None:
+    async def _give_back(self, held: AssignedQueue) -> None:
         """Release a queue after its handlers have ended."""
         if not await held.idle(self.settings.leave_timeout_s):
             logger.warning(
@@ -268,36 +259,30 @@ class BrokerMembership(PullSession):
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
         try:
-            await self.settings.listener.revoked([held.id])
+            await self.settings.revoked([held.id])
             is_ours = self.settings.auto_commit
             offset = held.next_commit if is_ours else held.committed
             self._drop(held)
-            await self._release(connection, {number: offset}, back=is_ours and held.is_set_back)
+            await self._release({number: offset}, back=is_ours and held.is_set_back)
         finally:
             self._releasing.discard(number)
 
-    async def _release(
-        self, connection: Connection, offsets: Mapping[int, int], *, back: bool = False
-    ) -> None:
-        if self._member is None:
-            return
+    async def _release(self, offsets: Mapping[int, int], *, back: bool = False) -> None:
         for number in offsets:
             self._since.pop(number, None)
-        backwards = {"back": list(offsets)} if back else {}
         try:
-            answer = await connection.call(
+            answer = await self.call(
                 "group.release",
-                **self._member,
                 generation=self._generation,
                 offsets={str(number): offset for number, offset in offsets.items()},
-                **backwards,
+                **({"back": list(offsets)} if back else {}),
             )
         except CallRefused as error:
             self.end(f"queues could not be released: {error}")
         except ConnectionLost:
             return
         else:
-            self._on_refused(answer.fields, {})
+            self._on_refused(answer, {})
 
     # committing
 
@@ -307,36 +292,29 @@ class BrokerMembership(PullSession):
         Raises:
             ClientError: they could not be committed.
         """
-        connection, member = self.connection, self._member
-        if connection is None or member is None:
-            if any(_has_moved(held) for held in self.held.values()):
-                raise ConnectionLost(f"{self.address} is not connected")
-            return
-        offsets = {
-            number: held.next_commit
+        moved = {
+            number: held
             for number, held in self.held.items()
             if held.hold is not AssignmentState.CLOSED and _has_moved(held)
         }
-        if not offsets:
+        if not moved:
             return
-        moved = {number: self.held[number] for number in offsets}
         back = [number for number, held in moved.items() if held.is_set_back]
         try:
-            answer = await connection.call(
+            answer = await self.call(
                 "group.commit",
-                **member,
                 generation=self._generation,
-                offsets={str(number): offset for number, offset in offsets.items()},
+                offsets={str(number): held.next_commit for number, held in moved.items()},
                 **({"back": back} if back else {}),
             )
         except CallRefused as error:
             if error.code in GONE:
                 self.end(str(error))
             raise
-        for number, offset in answer.fields["offsets"].items():
+        for number, offset in answer["offsets"].items():
             moved[int(number)].committed = int(offset)
             moved[int(number)].is_set_back = False
-        self._on_refused(answer.fields, moved)
+        self._on_refused(answer, moved)
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """Carry over the committed offset, and note whether the new one is lower.
@@ -383,7 +361,7 @@ class BrokerMembership(PullSession):
             held.begin_leaving()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.settings.listener.revoked(queues)
+                await self.settings.revoked(queues)
                 if self.settings.auto_commit:
                     await self.commit()
                 await connection.call("group.leave", **member)
@@ -401,29 +379,22 @@ class BrokerMembership(PullSession):
         Raises:
             ClientError: it was not stored there.
         """
-        connection, member = self.connection, self._member
-        if connection is None or member is None:
-            raise ConnectionLost(f"{self.address} is not connected")
         first, last = message.errors
-        answer = await connection.call(
+        if message.is_lost:
+            reason = "disconnected"
+        else:
+            reason = "rejected" if message.is_rejected else "max_attempts"
+        answer = await self.call(
             "group.dead",
-            **member,
             generation=self._generation,
             queue=message.queue,
             offset=message.offset,
-            reason=_reason(message),
+            reason=reason,
             attempts=message.attempts,
             first_error=first,
             last_error=last,
         )
-        return str(answer.fields["dead_letter_topic"])
-
-
-def _reason(message: PulledMessage) -> str:
-    """Return the reason of the dead letter."""
-    if message.is_lost:
-        return "disconnected"
-    return "rejected" if message.is_rejected else "max_attempts"
+        return str(answer["dead_letter_topic"])
 
 
 def _has_moved(held: AssignedQueue) -> bool:

@@ -43,13 +43,7 @@ ANSWER_S = 5.0
 
 
 class Planner:
-    """Assign the queues of all brokers while it leads.
-
-    Args:
-        topic: its name.
-        client_id: the consumer's.
-        choice: how queues are assigned.
-    """
+    """Assign the queues of all brokers while the consumer leads."""
 
     def __init__(self, topic: str, client_id: str, choice: AllocationChoice) -> None:
         self.name = f"{client_id}@{token_hex(8)}"

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from martlet.client.group.batch import FetchedChunk, PulledBatch, joined
 from martlet.client.group.message import PulledMessage, PulledMessageState, pulled_messages
-from martlet.client.group.queues.offset_tracker import OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.settings import FlowLimits
 from martlet.client.group.started import OnKnown, Say, StartedTracker
@@ -49,15 +48,53 @@ class AssignmentState(Enum):
     """Not assigned to this consumer."""
 
 
+class OffsetTracker:
+    """Track the lowest offset whose handling is not done, with any number of handlers.
+
+    ::
+
+        offset     4     5     6     7     8
+                   done  begun done  begun done        lowest: 5
+
+    The lowest offset that was begun and has not ended may be committed: all below it are done.
+    """
+
+    __slots__ = ("_begun", "_ended")
+
+    def __init__(self) -> None:
+        self._begun: list[int] = []
+        """A heap; an ended offset leaves it when it is the lowest."""
+        self._ended: set[int] = set()
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest offset that was begun and has not ended; None if there is none."""
+        return self._begun[0] if self._begun else None
+
+    def begin(self, offset: int) -> None:
+        """Note that its handling begins, or begins again after it had ended."""
+        if offset in self._ended:
+            self._ended.remove(offset)
+        else:
+            heappush(self._begun, offset)
+
+    def end(self, offset: int) -> None:
+        """Note that one that was begun is done."""
+        begun, ended = self._begun, self._ended
+        if offset != begun[0]:
+            ended.add(offset)
+            return
+        heappop(begun)
+        while ended and begun[0] in ended:
+            ended.remove(heappop(begun))
+
+
 class AssignedQueue:
     """Hold the fetched messages of a queue.
 
     Args:
-        topic: the topic's name.
-        queue_id: the queue and its broker.
         offset: of the next message.
         id_base: the base of ids: an id is the base plus the offset.
-        limits: of flow control.
         ready_queues: hands out its messages.
         counts: counts the outcomes of messages.
     """

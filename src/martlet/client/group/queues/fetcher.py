@@ -39,11 +39,8 @@ class Fetcher:
     """Fetch one queue over one connection.
 
     Args:
-        connection: to its broker.
-        held: the queue.
         method: of the call.
         fields: of the call, beside those of the queue.
-        limits: of a fetch.
     """
 
     def __init__(
