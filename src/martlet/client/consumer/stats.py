@@ -103,29 +103,32 @@ class ConsumerStats:
 
 
 class Losses:
-    """Count messages dropped and answers in vain, and log them at most once a second."""
+    """Count messages dropped and answers in vain; log each kind at most once a second."""
 
     def __init__(self) -> None:
         self.expired = 0
         self.late = 0
-        self._quiet_until_s = 0.0
+        self._quiet_until_s: dict[str, float] = {}
 
     def on_late(self, error: Refused) -> None:
         """Count an answer that the broker refused, since the message is no longer in flight."""
         self.late += 1
-        now_s = time.monotonic()
-        level = logging.WARNING if now_s >= self._quiet_until_s else logging.DEBUG
-        if level == logging.WARNING:
-            self._quiet_until_s = now_s + 1.0
-        logger.log(
-            level, "too late (%d so far), the message is delivered again: %s", self.late, error
-        )
+        self._warn("too late (%d so far), the message is delivered again: %s", self.late, error)
 
     def on_expired(self, count: int) -> None:
         """Count messages dropped because they had waited for too long."""
         self.expired += count
-        logger.warning(
-            "%s waited here for longer than the broker's message timeout, to be delivered again:"
-            " lower max_in_flight, raise concurrency, or ask for a longer message timeout",
+        self._warn(
+            "%s waited here for longer than the broker's message timeout (%d so far), to be"
+            " delivered again: lower max_in_flight, raise concurrency, or ask for a longer message"
+            " timeout",
             counted(count, "message"),
+            self.expired,
         )
+
+    def _warn(self, text: str, *values: object) -> None:
+        now_s = time.monotonic()
+        is_quiet = now_s < self._quiet_until_s.get(text, 0.0)
+        if not is_quiet:
+            self._quiet_until_s[text] = now_s + 1.0
+        logger.log(logging.DEBUG if is_quiet else logging.WARNING, text, *values)

@@ -174,7 +174,11 @@ class BroadcastSession(PullSession):
         self._closing.set()
         for held in self.held.values():
             held.begin_leaving()
-        await self.settings.revoked([held.id for held in self.held.values()])
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.settings.revoked([held.id for held in self.held.values()])
+        except TimeoutError:
+            logger.warning("%s: on_revoked has not ended within %.3g s", self.address, timeout_s)
         try:
             if self.settings.auto_commit:
                 await self.commit()

@@ -35,7 +35,6 @@ class Iteration(AsyncIterator[HandedT]):
     """One loop over messages or batches.
 
     Args:
-        ready_queues: are closed at the end.
         take: takes the next item; None at the end.
         handed_out: tracks the item that is handed out.
     """
@@ -73,9 +72,7 @@ class Iteration(AsyncIterator[HandedT]):
     def _give_back(self) -> None:
         last, self._last = self._last, None
         if last is not None:
-            self._handed_out.pop(last, None)
-            if last.is_out:
-                last.give_back()
+            _give_back(last, self._handed_out)
 
     def __del__(self) -> None:
         if self._last is None or self._loop.is_closed():
@@ -87,5 +84,10 @@ class Iteration(AsyncIterator[HandedT]):
         if is_here:
             self._give_back()
         else:  # The garbage collector ran in another thread.
-            last = self._last
-            self._loop.call_soon_threadsafe(lambda: last.is_out and last.give_back())
+            self._loop.call_soon_threadsafe(_give_back, self._last, self._handed_out)
+
+
+def _give_back(item: Handed, handed_out: dict[Handed, None]) -> None:
+    handed_out.pop(item, None)
+    if item.is_out:
+        item.give_back()

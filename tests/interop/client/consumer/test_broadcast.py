@@ -151,6 +151,20 @@ async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
     assert attempts == list(range(1, 21))
 
 
+async def test_closing_does_not_wait_for_ever_for_the_revoked_hook(
+    broker: Broker, tmp_path: Path
+) -> None:
+    async def revoked(_queues: object) -> None:
+        await asyncio.Event().wait()
+
+    put(broker, [b"one"])
+    path = tmp_path / "offsets"
+    settings: dict[str, Any] = {"start": "first", "on_revoked": revoked, "close_timeout_s": 0.5}
+    async with asyncio.timeout(50), consumer(broker, path, **settings) as receiver:
+        assert await some(receiver, 1) == [b"one"]
+    assert OffsetFile(path, "t").get(QueueId(broker.tcp_address, 0)) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

@@ -7,7 +7,8 @@ import pytest
 from tests.polling import until
 from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.client import Consumer, FailureBackoff
+from martlet.client import Consumer, FailureBackoff, Refused
+from martlet.client.consumer.stats import Losses
 
 
 async def test_stats_show_the_state_of_each_broker() -> None:
@@ -50,3 +51,17 @@ async def test_stats_show_the_state_of_each_broker() -> None:
                 stats.waiting = 3  # type: ignore[misc]
             consumer.stop()
             await running
+
+
+def test_losses_are_logged_once_for_each_kind_and_not_a_line_for_each_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    losses = Losses()
+    for _ in range(1000):
+        losses.on_expired(2)
+        losses.on_late(Refused("E_FIN_FAILED", "not in flight"))
+    assert (losses.expired, losses.late) == (2000, 1000)
+    assert len(caplog.records) < 1000
+    assert "2 messages waited here" in caplog.text
+    assert "too late (1 so far)" in caplog.text
