@@ -18,7 +18,7 @@ from martlet.client.consumer.handling.auto_touch import AutoTouch, HandedOut
 from martlet.client.consumer.handling.failure_policy import RETRY, FailurePolicy
 from martlet.client.consumer.handling.give_back import UnstartedReturner
 from martlet.client.consumer.handling.worker import Handler, Worker, WorkerPool
-from martlet.client.consumer.message import HandlerPlace, Message, PlainHandler
+from martlet.client.consumer.message import ExecutorKind, Message, PlainHandler
 from martlet.client.consumer.settings import ConsumerOptions, DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
 from martlet.client.consumer.subscription import Subscription
@@ -215,7 +215,7 @@ class Consumer(ConsumerBase[Subscription]):
 
     @overload
     async def run(
-        self, handler: PlainHandler, *, concurrency: int = 1, on: HandlerPlace
+        self, handler: PlainHandler, *, concurrency: int = 1, on: ExecutorKind
     ) -> None: ...
 
     async def run(
@@ -223,7 +223,7 @@ class Consumer(ConsumerBase[Subscription]):
         handler: Handler | PlainHandler,
         *,
         concurrency: int = 1,
-        on: Literal["loop"] | HandlerPlace = "loop",
+        on: Literal["loop"] | ExecutorKind = "loop",
     ) -> None:
         """Run the handler on each message until the consumer is stopped or closed.
 

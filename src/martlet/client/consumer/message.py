@@ -24,7 +24,7 @@ def check_delay_ms(delay_ms: int) -> int:
     return int(delay_ms)
 
 
-HandlerPlace = Literal["threads", "processes"]
+ExecutorKind = Literal["threads", "processes"]
 PlainHandler = Callable[[MessageView], object]
 """A handler for a thread or a process."""
 

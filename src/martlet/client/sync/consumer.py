@@ -15,7 +15,7 @@ from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.batch import Batch as AsynchronousBatch
 from martlet.client.consumer.batch import Decoded, Where
 from martlet.client.consumer.handling.give_back import Late
-from martlet.client.consumer.message import HandlerPlace, Message
+from martlet.client.consumer.message import ExecutorKind, Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
 from martlet.client.sync.acks import PostedAnswers, posted
 from martlet.client.sync.base import LoopProperty, SyncConsumerBase, called, like, next_of
@@ -130,7 +130,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         handler: Callable[[Any], object],
         *,
         concurrency: int = 1,
-        on: HandlerPlace = "threads",
+        on: ExecutorKind = "threads",
     ) -> None:
         """Run the handler on each message until the consumer is stopped or closed.
 

@@ -1,8 +1,8 @@
 """Retry a message whose handler failed, or dead-letter it after its last attempt.
 
 By default there is no last attempt: ``max_attempts`` is 0, no limit. NSQ's clients abandon a
-message after five attempts, so a short outage loses messages unless the application looks for that;
-here a message that always fails costs a delivery every ten minutes, and shows in the logs and in
+message after five attempts, so a short outage loses messages unless the application checks for it.
+Here a message that always fails costs a delivery every ten minutes, and shows in the logs and in
 the channel's count of requeues. With a limit, ``on_giving_up`` gets the message first, to keep it
 elsewhere; only when that succeeds is the message finished. Without it, a Martlet broker moves the
 message to the channel's dead-letter topic.

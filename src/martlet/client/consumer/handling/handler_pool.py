@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import HandlerPlace, Message
+from martlet.client.consumer.message import ExecutorKind, Message
 from martlet.client.errors import HandlerFailed
 from martlet.client.received import ReceivedMessage
 from martlet.text import counted
@@ -56,17 +56,17 @@ class HandlerPool:
 
     Args:
         handler: a plain function; for processes one that can be imported.
-        place: threads or processes.
+        kind: threads or processes.
         size: the number of threads or processes.
 
     Raises:
         ValueError: it is a coroutine function, or cannot be sent to a process.
     """
 
-    def __init__(self, handler: _AnyHandler, place: HandlerPlace, size: int) -> None:
+    def __init__(self, handler: _AnyHandler, kind: ExecutorKind, size: int) -> None:
         if inspect.iscoroutinefunction(handler):
             raise ValueError(f"{handler!r} is a coroutine function: those run on the event loop")
-        if place == "processes":
+        if kind == "processes":
             try:
                 pickle.dumps(handler)
             except Exception as error:
@@ -75,7 +75,7 @@ class HandlerPool:
                     f" a module ({error})"
                 ) from error
         self._handler = handler
-        self._place = place
+        self._kind = kind
         self._size = size
         self._left_at_work = 0
         self._at_work = 0
@@ -88,7 +88,7 @@ class HandlerPool:
         self._executor = self._executor_made()
 
     def _executor_made(self) -> Executor:
-        if self._place == "threads":
+        if self._kind == "threads":
             return ThreadPoolExecutor(self._size, thread_name_prefix="martlet handler")
         # A forked process would inherit sockets and locks.
         context = multiprocessing.get_context("spawn")
@@ -106,7 +106,7 @@ class HandlerPool:
         loop = asyncio.get_running_loop()
         try:
             result: object
-            if self._place == "threads":
+            if self._kind == "threads":
                 run = contextvars.copy_context().run
                 result = await loop.run_in_executor(
                     self._executor, run, _in_thread, self._handler, view

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_failure
-from martlet.client.consumer.message import HandlerPlace, Message
+from martlet.client.consumer.message import ExecutorKind, Message
 from martlet.client.received import ReceivedMessage
 from martlet.text import counted
 
@@ -163,7 +163,7 @@ class WorkerPool(Generic[WorkerT]):
         make_worker: Callable[[AnyHandler], WorkerT],
         handler: AnyHandler,
         concurrency: int,
-        on: Literal["loop"] | HandlerPlace,
+        on: Literal["loop"] | ExecutorKind,
     ) -> None:
         """Handle messages until there are no more.
 
@@ -171,7 +171,7 @@ class WorkerPool(Generic[WorkerT]):
             make_worker: makes a worker with a handler.
             handler: called with each message.
             concurrency: the number of workers.
-            on: the place where the handler runs.
+            on: where the handler runs.
 
         Raises:
             ValueError: the handler cannot be run there.

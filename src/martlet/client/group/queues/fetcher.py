@@ -8,7 +8,7 @@ reactions (pauses are RocketMQ's)::
     OFFSET_MOVED   the offset is not in the queue (any more): on at the nearest that is, and that is
                    committed at once
     NOT_HELD       the queue has gone to another member
-    an error       asked again after a second; after 20 ms where a limit of the broker is reached
+    an error       the fetch is repeated after a second; after 20 ms at a limit of the broker
 """
 
 from __future__ import annotations
