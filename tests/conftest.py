@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SPARK = "tests/spark/"
 LONGEST = (
     SPARK,
-    "tests/spark/test_sink_kill.py",
+    "tests/spark/write/test_sink_kill.py",
     "tests/spark_cluster/",
     "tests/crash/broker/test_kill.py",
 )
@@ -123,6 +123,8 @@ def _process_of(nodeid: str) -> str:
 @cache
 def _sharing() -> frozenset[str]:
     """Return the files whose tests share a Spark session."""
-    folder = Path(__file__).parent / "spark"
-    files = [path for path in folder.glob("test_*.py") if "spark: SparkSession" in path.read_text()]
-    return frozenset(SPARK + path.name for path in files)
+    root = Path(__file__).parents[1]
+    files = (root / SPARK).rglob("test_*.py")
+    return frozenset(
+        str(path.relative_to(root)) for path in files if "spark: SparkSession" in path.read_text()
+    )

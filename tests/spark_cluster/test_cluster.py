@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.spark.pipeline.dead_letters.test_dead_letters import die, waiting
 from tests.spark.publish import publish
-from tests.spark.test_dead_letters import die, waiting
 from tests.spark_cluster.conftest import Driver
 
 from martlet.testing import BrokerProcess

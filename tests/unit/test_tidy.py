@@ -26,7 +26,7 @@ BANNED = re.compile(
     r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|told|whole|tell_\w+|told_\w+)"
 )
 TESTS = Path(__file__).parents[1]
-MIRRORS = ("crash", "interop", "unit")
+MIRRORS = ("crash", "interop", "spark", "unit")
 """Folders of tests that have the folders of the package, and of what stands beside it."""
 BANNED_IN_TESTS = re.compile(r"_?(\w+_)?told(_\w+)?", re.IGNORECASE)
 PLAIN = (
@@ -60,7 +60,7 @@ def test_a_folder_has_few_files(folder: Path) -> None:
 @pytest.mark.parametrize("kind", MIRRORS)
 def test_folders_of_tests_mirror_the_package(kind: str) -> None:
     folders = {path.parent.relative_to(TESTS / kind) for path in (TESTS / kind).rglob("test_*.py")}
-    sources = (PACKAGE, TESTS.parent)
+    sources = (PACKAGE, PACKAGE / kind, TESTS.parent)
     assert not [folder for folder in folders if not any((top / folder).is_dir() for top in sources)]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.brokers.test_failover import Loop, loop, started
 from tests.spark.publish import publish
-from tests.spark.test_failover import Loop, loop, started
 
 from martlet.pipeline.archive import ArchiveOptions, archive
 

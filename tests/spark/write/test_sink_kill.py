@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.spark.gate import Gate, Step
 from tests.spark.publish import ask
 from tests.spark.stored import values_of
+from tests.spark.write.gate import Gate, Step
 
 from martlet.testing import BrokerProcess
 
@@ -32,10 +32,10 @@ LONG_S = 240.0
 
 
 class Job:
-    """A run of the stream. `tests.spark.sink_job` is what runs."""
+    """A run of the stream. `tests.spark.write.sink_job` is what runs."""
 
     def __init__(self, address: str, checkpoint: Path) -> None:
-        command = [sys.executable, "-m", "tests.spark.sink_job", address, str(checkpoint)]
+        command = [sys.executable, "-m", "tests.spark.write.sink_job", address, str(checkpoint)]
         self._log = (checkpoint.parent / "job.log").open("ab")
         self.driver = subprocess.Popen(
             [*command, str(ROWS)], stdout=subprocess.PIPE, stderr=self._log

@@ -14,7 +14,7 @@ from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-MADE = Path(__file__).parents[1] / "data" / "checkpoint.tar.xz"
+MADE = Path(__file__).parents[2] / "data" / "checkpoint.tar.xz"
 """Written by `tests/data/old_checkpoint.py` with version 0.1."""
 
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from tests.crash.replica_cluster import Cluster
 from tests.interop.lookup_process import LookupProcess
+from tests.spark.brokers.test_failover import Loop, loop, started
 from tests.spark.publish import post
 from tests.spark.stored import rows_at, values_of
-from tests.spark.test_failover import Loop, loop, started
 
 from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction

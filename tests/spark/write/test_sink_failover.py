@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.crash.replica_cluster import Cluster
+from tests.spark.brokers.test_failover import Loop, loop, started
 from tests.spark.publish import publish
 from tests.spark.stored import values_of
-from tests.spark.test_failover import Loop, loop, started
 
 __all__ = ["loop"]
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(300)]
