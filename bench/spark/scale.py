@@ -183,10 +183,10 @@ def take(address: str, start: int, end: int) -> int:
     """Read some offsets over HTTP as a task does. Returns the bytes."""
     endpoint = Endpoint(address, 60_000)
     (queue,) = endpoint.listing([TOPIC]).queues
-    place = BrokerQueue(TOPIC, queue.queue, queue.part_id)
+    queue_range = BrokerQueue(TOPIC, queue.queue, queue.queue_topic_id)
     total = 0
     while start < end:
-        data = endpoint.batches(place, start, CHUNK_BYTES)
+        data = endpoint.batches(queue_range, start, CHUNK_BYTES)
         total += len(data)
         at = 0
         while at < len(data):

@@ -76,18 +76,15 @@ class Text:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """A table with a header row.
-
-    Attributes:
-        bad: the numbers of the rows to highlight.
-        notes: what columns mean, by their names, to be shown below the table.
-    """
+    """A table with a header row."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     bad: Set[int] = frozenset()
+    """The numbers of the rows to highlight."""
     notes: Mapping[str, str] = field(default_factory=dict)
+    """The meaning of columns, by their names, shown below the table."""
 
 
 @dataclass(frozen=True)
@@ -95,23 +92,19 @@ class Plot:
     """Series over one axis of times, numbers, or names.
 
     Lines over a single position would be dots: the page shows their values as figures instead.
-
-    Attributes:
-        title: the heading above the plot.
-        x: the position of each value on the axis; times are UTC.
-        series: by name, a value for each of `x`; None for a missing value.
-        unit: the label of the vertical axis.
-        kind: lines or bars.
-        open_from: the number of the first position whose values may still change. Lines end before
-            it, and hollow dots follow.
     """
 
     title: str
     x: Sequence[datetime] | Sequence[float] | Sequence[str]
+    """The position of each value on the axis; times are UTC."""
     series: Mapping[str, Sequence[float | None]]
+    """By name, a value for each of `x`; None for a missing value."""
     unit: str = ""
+    """The label of the vertical axis."""
     kind: Literal["line", "bar"] = "line"
     open_from: int | None = None
+    """The number of the first position whose values may still change. Lines end before it, and
+    hollow dots follow."""
 
     @property
     def is_single(self) -> bool:
@@ -253,30 +246,30 @@ def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
         )  # fmt: skip
     if isinstance(x[0], str):
         return
-    places = sorted(set(x))
+    positions = sorted(set(x))
     # Values that are missing must not move the ends.
-    margin = (places[-1] - places[0]) * 0.05
-    axes.set_xlim(places[0] - margin, places[-1] + margin)
+    margin = (positions[-1] - positions[0]) * 0.05
+    axes.set_xlim(positions[0] - margin, positions[-1] + margin)
     if isinstance(x[0], datetime):
-        _label_times(axes, places)
-    elif _are_few(places):
-        axes.set_xticks(places)
+        _label_times(axes, positions)
+    elif _are_few(positions):
+        axes.set_xticks(positions)
 
 
-def _are_few(places: Sequence[Any]) -> bool:
+def _are_few(positions: Sequence[Any]) -> bool:
     """Whether each place on an axis has space for a label. Else a label between two places would
     look like one more.
     """
-    steps = [later - earlier for earlier, later in pairwise(places)]
-    return bool(min(steps) * (_MAX_LABELS - 1) >= places[-1] - places[0])
+    steps = [later - earlier for earlier, later in pairwise(positions)]
+    return bool(min(steps) * (_MAX_LABELS - 1) >= positions[-1] - positions[0])
 
 
-def _label_times(axes: Axes, places: Sequence[datetime]) -> None:
+def _label_times(axes: Axes, times: Sequence[datetime]) -> None:
     """Label a time axis with times of day, and with days where these change."""
     from matplotlib import dates
 
     typed: Any = dates  # Its constructors have no types.
-    first, last = places[0], places[-1]
+    first, last = times[0], times[-1]
     locator = typed.AutoDateLocator(tz=first.tzinfo, minticks=3, maxticks=9)
     formatter = typed.ConciseDateFormatter(
         locator,
@@ -285,8 +278,8 @@ def _label_times(axes: Axes, places: Sequence[datetime]) -> None:
         zero_formats=["", "%Y", "%b %-d", "%b %-d", "%H:%M", "%H:%M:%S"],
         show_offset=False,
     )
-    if _are_few(places):
-        axes.set_xticks(typed.date2num(places))
+    if _are_few(times):
+        axes.set_xticks(typed.date2num(times))
     else:
         axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(formatter)
@@ -299,23 +292,23 @@ def _label_times(axes: Axes, places: Sequence[datetime]) -> None:
 def _without_styles(drawing: str) -> Markup:
     """Return the SVG element of a drawing; attributes replace styles, which a policy may forbid."""
     text = _STYLE_ELEMENT.sub("", drawing[drawing.index("<svg") :])
-    text = _STYLE_ATTRIBUTE.sub(lambda found: _attributes(found[1]), text)
+    text = _STYLE_ATTRIBUTE.sub(lambda match: _attributes(match[1]), text)
     text = text.replace("<svg ", '<svg stroke-linejoin="round" stroke-linecap="butt" ', 1)
     return Markup(text.replace(_INK, "currentColor"))
 
 
 def _attributes(style: str) -> str:
     """Convert ``fill: #fff; font: 10px sans-serif`` to attributes."""
-    found = []
+    attributes = []
     for entry in filter(None, map(str.strip, style.split(";"))):
         name, _, value = entry.partition(":")
         name, value = name.strip(), value.strip()
         if name == "font":  # has no attribute of its own
             size, _, family = value.partition(" ")
-            found += [f' font-size="{size}"', f' font-family="{family.strip()}"']
+            attributes += [f' font-size="{size}"', f' font-family="{family.strip()}"']
         else:
-            found.append(f' {name}="{value}"')
-    return "".join(found)
+            attributes.append(f' {name}="{value}"')
+    return "".join(attributes)
 
 
 def _height(value: float | None) -> float:

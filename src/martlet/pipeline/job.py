@@ -58,26 +58,22 @@ class WrongQuery(JobFailed):
 
 @dataclass(frozen=True)
 class Job(Generic[OptionsT]):
-    """A job as a command.
-
-    Attributes:
-        name: its name in ``martlet pipeline NAME``.
-        description: the first paragraph of its ``--help``.
-        options: the class of its options.
-        work: runs the job and returns the exit code.
-        check: raises for invalid options, before Spark takes its seconds to start.
-        operands: the flags that can be given as positional arguments, in order.
-        has_steps: whether a signal ends the job after its current step; without steps, a signal
-            interrupts the job, and it must be started again.
-    """
+    """A job as a command."""
 
     name: str
+    """Its name in ``martlet pipeline NAME``."""
     description: str
+    """The first paragraph of its ``--help``."""
     options: type[OptionsT]
     work: Callable[[OptionsT, Run], int]
+    """Runs the job and returns the exit code."""
     check: Callable[[OptionsT], object] = lambda _options: None
+    """Raises for invalid options, before Spark takes its seconds to start."""
     operands: tuple[str, ...] = ()
+    """The flags that can be given as positional arguments, in order."""
     has_steps: bool = True
+    """Whether a signal ends the job after its current step; without steps, a signal interrupts the
+    job, and it must be started again."""
 
 
 class Run:
@@ -235,7 +231,7 @@ def cause(error: Exception) -> str:
     """Return the relevant line of an error of Spark's: the last one that names an error."""
     text = str(error).replace("option timeoutMs", "--timeout")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [match for match in map(_ERROR.match, lines) if match]
-    if found:
-        return f"{found[-1][1]}: {found[-1][2]}"
+    errors = [match for match in map(_ERROR.match, lines) if match]
+    if errors:
+        return f"{errors[-1][1]}: {errors[-1][2]}"
     return _STREAM.sub("", (lines or [type(error).__name__])[0])

@@ -90,37 +90,37 @@ class JobOptions(LogOptions):
     @property
     def source(self) -> dict[str, str]:
         """The options of the source `martlet` for the brokers."""
-        found = {"timeoutMs": str(self.timeout_ns // MILLISECOND_NS)}
+        options = {"timeoutMs": str(self.timeout_ns // MILLISECOND_NS)}
         if self.addresses:
-            found["addresses"] = ",".join(self.http_addresses)
+            options["addresses"] = ",".join(self.http_addresses)
         if self.lookupd_http_addresses:
-            found["lookup"] = ",".join(self.lookup_addresses)
+            options["lookup"] = ",".join(self.lookup_addresses)
         if self.operator_token_file:
-            found["operatorTokenFile"] = self.operator_token_file
+            options["operatorTokenFile"] = self.operator_token_file
         if self.trusted_brokers:
-            found["trustedBrokers"] = ",".join(self.trusted_brokers)
-        return found | self.tls
+            options["trustedBrokers"] = ",".join(self.trusted_brokers)
+        return options | self.tls
 
     @property
     def sink(self) -> dict[str, str]:
         """The options of the sink `martlet` for the brokers."""
-        found = {"timeoutMs": str(max(1, self.timeout_ns // MILLISECOND_NS))}
+        options = {"timeoutMs": str(max(1, self.timeout_ns // MILLISECOND_NS))}
         if self.auth_secret:
-            found["authSecret"] = self.auth_secret
+            options["authSecret"] = self.auth_secret
         if self.tls:
-            found |= {"tls": "true"} | self.tls
-        return found | {"addresses": ",".join(self.http_addresses)}
+            options |= {"tls": "true"} | self.tls
+        return options | {"addresses": ",".join(self.http_addresses)}
 
     @property
     def tls(self) -> dict[str, str]:
         """The TLS options of source and sink."""
-        found = {
+        options = {
             "tlsCaFile": self.tls_ca_file,
             "tlsCertFile": self.tls_cert_file,
             "tlsKeyFile": self.tls_key_file,
             "tlsVerify": "" if self.tls_verify else "false",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in options.items() if value}
 
     def require_brokers(self, otherwise: str = "") -> None:
         """Check that brokers are named, by flags or defaults.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 TLS_NAMES = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsVerify")
 
 
-def known(given: Mapping[str, str], names: Sequence[str], user: str) -> dict[str, str]:
+def spelled_options(raw: Mapping[str, str], names: Sequence[str], user: str) -> dict[str, str]:
     """Spell the names of options as in `names`; users may write them in any case.
 
     Raises:
@@ -22,7 +22,7 @@ def known(given: Mapping[str, str], names: Sequence[str], user: str) -> dict[str
     if "lookup" in spelled:
         spelled["lookupaddresses"] = "lookup"  # Its name in versions before 0.2.
     options: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in raw.items():
         if name.lower() not in spelled:
             near = difflib.get_close_matches(name.lower(), spelled, 1)
             hint = f"did you mean {spelled[near[0]]}? " if near else ""

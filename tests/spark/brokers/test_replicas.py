@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from tests.spark.folder import EPOCH_NS, Folder
 from tests.spark.log_server import LogServer, serving
 
-from martlet.spark.brokers.endpoint import BrokerUnreachable, ReplicaPlace
+from martlet.spark.brokers.endpoint import BrokerUnreachable, ReplicaSource
 from martlet.spark.read.data_loss import DataLossError
 from martlet.spark.read.offsets import Offsets, QueueKey
 from martlet.spark.read.options import ReadOptions
@@ -234,7 +234,7 @@ def test_a_broker_whose_replica_is_dead_may_be_away_for_a_moment(
 def split(first: LogServer, *others: LogServer, end: int = 50, index: bytes = b"") -> Split:
     return Split(
         key=QueueKey("broker-1", "t", 0, 1),
-        part_id=1,
+        queue_topic_id=1,
         start=0,
         end=end,
         address=first.address,
@@ -242,7 +242,7 @@ def split(first: LogServer, *others: LogServer, end: int = 50, index: bytes = b"
         timeout_ms=5000,
         fail_on_data_loss=True,
         index=index,
-        others=tuple(ReplicaPlace(each.address, each.data_path) for each in others),
+        others=tuple(ReplicaSource(each.address, each.data_path) for each in others),
     )
 
 

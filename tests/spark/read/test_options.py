@@ -50,12 +50,12 @@ def test_timestamps(text: str, timestamp_ns: int) -> None:
 
 
 def test_offsets_as_json() -> None:
-    assert parse(startingOffsets='{"t": {"0": 17}}').start.places == {"t": {"0": BoundOffset(17)}}
+    assert parse(startingOffsets='{"t": {"0": 17}}').start.by_queue == {"t": {"0": BoundOffset(17)}}
     by_broker = '{"b": {"t": {"0": -2, "topic_id": 9}, "u": "latest-5"}}'
     places = {"b": {"t": {"0": BoundOffset(end=EARLIEST)}, "u": BoundOffset(end=LATEST, shift=-5)}}
-    assert parse(endingOffsets=by_broker).end.places == places
+    assert parse(endingOffsets=by_broker).end.by_queue == places
     everywhere = '{"t": "now-1h", "u": {"1": "2023-11-14T22:13:20Z", "2": "earliest+3"}}'
-    assert parse(endingOffsets=everywhere).end.places == {
+    assert parse(endingOffsets=everywhere).end.by_queue == {
         "t": BoundOffset(ago_ns=3_600_000_000_000),
         "u": {"1": BoundOffset(time_ns=EPOCH_NS), "2": BoundOffset(end=EARLIEST, shift=3)},
     }
@@ -111,18 +111,18 @@ def test_where_brokers_are() -> None:
         ("batch", {"addresses": "localhost:99999"}, "not host:port"),
         ("batch", {"addresses": " , "}, "addresses is empty"),
         ("batch", {"subscribe": "u"}, "mean the same"),
-        ("batch", {"startingOffsets": "first"}, "'first' is neither a place"),
-        ("batch", {"startingOffsets": "latest+5"}, "neither a place"),
-        ("batch", {"startingOffsets": "earliest-5"}, "neither a place"),
+        ("batch", {"startingOffsets": "first"}, "'first' is neither a position"),
+        ("batch", {"startingOffsets": "latest+5"}, "neither a position"),
+        ("batch", {"startingOffsets": "earliest-5"}, "neither a position"),
         ("batch", {"startingOffsets": "17"}, 'write {"topic": {"0": 17}}, for a time starting'),
-        ("batch", {"startingOffsets": "now-5"}, "neither a place"),
-        ("batch", {"startingOffsets": "now--1h"}, "neither a place"),
+        ("batch", {"startingOffsets": "now-5"}, "neither a position"),
+        ("batch", {"startingOffsets": "now--1h"}, "neither a position"),
         ("batch", {"startingTimestamp": "9" * 5000}, "' is neither milliseconds"),
-        ("batch", {"startingOffsets": "{}"}, "neither a place"),
-        ("batch", {"startingOffsets": '{"t": {}}'}, "neither a place"),
+        ("batch", {"startingOffsets": "{}"}, "neither a position"),
+        ("batch", {"startingOffsets": '{"t": {}}'}, "neither a position"),
         ("batch", {"startingOffsets": '{"t": '}, "nor JSON such as.*Expecting value"),
-        ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither a place"),
-        ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither a place"),
+        ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither a position"),
+        ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither a position"),
         ("batch", {"topicPattern": "t.*"}, "topic and topicPattern exclude each other"),
         ("batch", {"topic": "a*"}, "'a*' is not a topic name; for a regular"),
         ("batch", {"view": "rows"}, "'rows' is neither messages nor batches"),

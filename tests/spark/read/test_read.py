@@ -62,7 +62,7 @@ def body(offset: int) -> bytes:
 def split(server: LogServer, start: int = 0, end: int = 500, *, fail: bool = True) -> Split:
     return Split(
         key=QueueKey(server.folder.broker, "t", 0),
-        part_id=server.folder.topics["t"],
+        queue_topic_id=server.folder.topics["t"],
         start=start,
         end=end,
         address=server.address,

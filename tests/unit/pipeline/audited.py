@@ -16,7 +16,7 @@ from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.reading import checkpoint_facts, extents_of
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit
-from martlet.pipeline.audit.segment_listing import SegmentPlace, Survey
+from martlet.pipeline.audit.segment_listing import ListedSegment, Survey
 
 BROKER = "b"
 
@@ -68,7 +68,7 @@ class Files:
         """Return the audit of the files."""
         bases = sorted(self.segments)
         places = tuple(
-            SegmentPlace(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", None)
+            ListedSegment(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", None)
             for base in bases
         )
         survey = Survey(BROKER, "there", places, self.checkpoint, is_running=False)

@@ -49,42 +49,30 @@ class TakenOverError(Exception):
 
 @dataclass(frozen=True)
 class Swap:
-    """Replaces files of one folder by others with the same rows.
-
-    Attributes:
-        folder: the folder.
-        new: the staged folder, which replaces the folder if the store can exchange folders; else
-            `outputs` are moved from there.
-        inputs, outputs: the names of the old and the new files.
-    """
+    """Replaces files of one folder by others with the same rows."""
 
     folder: str
     new: str
+    """The staged folder, which replaces the folder if the store can exchange folders; else
+    `outputs` are moved from there."""
     inputs: list[str]
     outputs: list[str]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the log, with the complete state of the archive.
-
-    Attributes:
-        version: its number, from 0.
-        run: the run that owns the archive.
-        kind: begin, start, batch or compaction.
-        position: the first offset of each queue that is not archived; None before a start.
-        rows: the number of rows that it adds.
-        moves: staged files and their targets.
-        swaps: the changes of a compaction.
-        at: the time, in ISO 8601.
-    """
+    """One entry of the log, with the complete state of the archive."""
 
     version: int
     run: str
+    """The run that owns the archive."""
     kind: str
+    """One of begin, start, batch and compaction."""
     position: Position | None
+    """The first offset of each queue that is not archived; None before a start."""
     rows: int = 0
     moves: list[tuple[str, str]] = field(default_factory=list)
+    """Staged files and their targets."""
     swaps: list[Swap] = field(default_factory=list)
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
@@ -164,12 +152,12 @@ class ArchiveCommitLog:
                 f"another archive job has begun on {self._store.root}, so this one ends; each"
                 " message is archived once all the same"
             )
-        known = before.position if before else None
+        reached = before.position if before else None
         commit = Commit(
             version=before.version + 1 if before else 0,
             run=run or (before.run if before else ""),
             kind=kind,
-            position=known if position is None else position,
+            position=reached if position is None else position,
             rows=rows,
             moves=moves or [],
             swaps=swaps or [],

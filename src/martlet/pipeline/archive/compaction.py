@@ -31,20 +31,13 @@ _MAX_FOLDERS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Joining:
-    """A task that merges files of one folder.
-
-    Attributes:
-        location: the location of the archive.
-        folder, names: the files.
-        new: the staged folder for the merged files.
-        compression: the compression of the merged files.
-        flush: whether to flush them to disk.
-    """
+    """A task that merges files of one folder."""
 
     location: str
     folder: str
     names: Sequence[str]
     new: str
+    """The staged folder for the merged files."""
     compression: str
     flush: bool
 
@@ -74,8 +67,8 @@ class Joining:
         for name in self.names:
             path = store.path(f"{self.folder}/{name}" if self.folder else name)
             schema = pq.read_schema(path, filesystem=store.system)
-            for known, names in kinds:
-                if known.equals(schema):
+            for kind_schema, names in kinds:
+                if kind_schema.equals(schema):
                     names.append(name)
                     break
             else:
@@ -240,11 +233,11 @@ class CompactionWatch:
     def due(self) -> list[str]:
         """Return the folders to compact now, and forget their counts."""
         now_s = time.monotonic()
-        found = []
+        folders = []
         for folder, count in list(self._small.items()):
             idle = now_s - self._last_s[folder] >= self._idle_s
             if count >= self._max_files or (idle and count > 1):
-                found.append(folder)
+                folders.append(folder)
             if idle or count >= self._max_files:
                 del self._small[folder], self._last_s[folder]
-        return found
+        return folders

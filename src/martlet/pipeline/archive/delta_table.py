@@ -50,9 +50,9 @@ class DeltaTable:
     def __init__(self, writing: Writing) -> None:
         self._uri, self._storage = delta_location(writing.location)
         self._partition_by = list(writing.shape.partition_by)
-        known = {field.name: field.type for field in writing.shape.schema}
+        types = {field.name: field.type for field in writing.shape.schema}
         partitions = [
-            pa.field(name, known.get(name) if name in writing.shape.partitioning.fields else kind)
+            pa.field(name, types.get(name) if name in writing.shape.partitioning.fields else kind)
             for name, kind in ((name, _TYPES.get(name)) for name in self._partition_by)
         ]
         self._schema = deltalake.Schema.from_arrow(
@@ -76,13 +76,13 @@ class DeltaTable:
     def start(self, run: str, start: Position) -> None:
         """Record the starting offsets of new queues."""
         table = self._opened()
-        known = self._position(table, start)
+        position = self._position(table, start)
         fresh = {
             _application(key): offset
             for key, offset in start.items()
-            if known is None or key not in known
+            if position is None or key not in position
         }
-        if known is None:
+        if position is None:
             fresh[_STARTED] = 1
         if fresh:
             self._commit(table, [], fresh)
@@ -97,7 +97,7 @@ class DeltaTable:
         if not stretches:
             return 0
         table = self._opened()
-        before = self._position(table, {each.key for each in stretches})
+        before = self._position(table, {stretch.key for stretch in stretches})
         after = advanced(before or {}, stretches)
         actions: list[AddAction | RemoveAction] = [
             self._add(file) for manifest in manifests for file in manifest.files
@@ -113,8 +113,8 @@ class DeltaTable:
     def _position(table: deltalake.DeltaTable, queues: Iterable[QueueKey]) -> Position | None:
         if table.transaction_version(_STARTED) is None:
             return None
-        found = {key: table.transaction_version(_application(key)) for key in queues}
-        return {key: offset for key, offset in found.items() if offset is not None}
+        offsets = {key: table.transaction_version(_application(key)) for key in queues}
+        return {key: offset for key, offset in offsets.items() if offset is not None}
 
     def _commit(
         self,

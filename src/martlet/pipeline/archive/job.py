@@ -30,15 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run.
-
-    Attributes:
-        batches: the number of micro-batches that added files.
-        rows, files, size_bytes: the totals of these batches.
-        compacted: the totals of the compaction.
-    """
+    """The result of a run."""
 
     batches: int = 0
+    """The number of micro-batches that added files."""
     rows: int = 0
     files: int = 0
     size_bytes: int = 0

@@ -28,17 +28,13 @@ _MAX_UNHALVED = 64
 
 @dataclass(frozen=True)
 class Parsed:
-    """Parsed messages, a row each.
-
-    Attributes:
-        columns: the fields of the messages.
-        corrupt: the text of messages that do not match the schema, null for the others.
-        values: the bytes of messages that are not UTF-8, null for the others.
-    """
+    """Parsed messages, a row each."""
 
     columns: Sequence[pa.Array]
     corrupt: pa.Array
+    """The text of messages that do not match the schema, null for the others."""
     values: pa.Array
+    """The bytes of messages that are not UTF-8, null for the others."""
 
 
 class JsonFields:
@@ -137,16 +133,16 @@ class JsonFields:
         """Return the fields of one message, and whether all of them match the schema."""
         nothing = [None] * len(self._fields)
         try:
-            found = json.loads(message, parse_constant=_no_number)
+            values = json.loads(message, parse_constant=_no_number)
         except (ValueError, RecursionError):
             return nothing, False
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             return nothing, False
         fits = True
         row = []
         for field in self._fields:
             try:
-                row.append(fitted(found.get(field.name), field.type))
+                row.append(fitted(values.get(field.name), field.type))
             except Misfit:
                 row.append(None)
                 fits = False

@@ -12,34 +12,25 @@ from martlet.spark.read.offsets import QueueKey
 
 
 class Written(NamedTuple):
-    """A file that a task has written.
-
-    Attributes:
-        staged: its staged path.
-        name: its target path.
-        rows, size_bytes: its size.
-        partition: the values of its partition columns.
-    """
+    """A file that a task has written."""
 
     staged: str
+    """Its staged path."""
     name: str
+    """Its target path."""
     rows: int
     size_bytes: int
     partition: dict[str, str | None]
+    """The values of its partition columns."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one stretch of a queue; none if retention has removed all of its messages.
-
-    Attributes:
-        stretch: the offsets.
-        folder: the staged folder of the batch.
-        files: the files.
-    """
+    """The files of one stretch of a queue; none if retention has removed all of its messages."""
 
     stretch: Stretch
     folder: str
+    """The staged folder of the batch."""
     files: Sequence[Written]
 
     @property

@@ -62,8 +62,8 @@ class ParquetTable:
         return rows
 
     def _require_staged(self, manifests: Sequence[Manifest]) -> None:
-        wanted = [file.staged for manifest in manifests for file in manifest.files]
-        missing = self.store.missing(wanted)
+        staged = [file.staged for manifest in manifests for file in manifest.files]
+        missing = self.store.missing(staged)
         if missing:
             raise FileNotFoundError(
                 f"a task has written {missing[0]}, which the driver cannot see: all machines of"

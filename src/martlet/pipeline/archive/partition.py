@@ -120,16 +120,12 @@ def refitted(folder: str, max_bytes: int) -> tuple[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Divides rows among folders.
-
-    Attributes:
-        names: the partition columns, the outermost first.
-        fields: the partition columns that are columns of the rows.
-        timestamp: the column with the broker's timestamp.
-    """
+    """Divides rows among folders."""
 
     names: Sequence[str]
+    """The partition columns, the outermost first."""
     fields: frozenset[str]
+    """The partition columns that are columns of the rows."""
     timestamp: str
 
     def divide(
@@ -153,24 +149,24 @@ class Partitioning:
                 hours = hours // 24 * 24
             first = int(hours.min())
             codes = codes * (int(hours.max()) - first + 1) + (hours - first)
-        for number, part in enumerate(_groups(rows, codes)):
+        for number, group in enumerate(_groups(rows, codes)):
             if number == MAX_FOLDERS_PER_TASK:
                 raise TooManyFoldersError(
                     f"partitions by {', '.join(self.names)} make more than {MAX_FOLDERS_PER_TASK}"
                     " folders in one task: partition by columns with fewer values"
                 )
-            yield self._values(part, topic), part
+            yield self._values(group, topic), group
 
-    def _values(self, part: pa.Table, topic: str) -> Values:
+    def _values(self, rows: pa.Table, topic: str) -> Values:
         """Return the partition values of rows, which are the same for all of them."""
         values: Values = {}
         for name in self.names:
             if name in self.fields:
-                values[name] = _text(part[name][0])
+                values[name] = _text(rows[name][0])
             elif name == "topic":
                 values[name] = topic
             else:
-                micros = part[self.timestamp][0].cast(pa.int64()).as_py()
+                micros = rows[self.timestamp][0].cast(pa.int64()).as_py()
                 moment = datetime.fromtimestamp(micros // 1_000_000, UTC)
                 values[name] = f"{moment:%Y-%m-%d}" if name == "date" else f"{moment:%H}"
         return values
@@ -194,8 +190,8 @@ def _groups(rows: pa.Table, codes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
         yield ordered.slice(start, end - start)
 
 
-def _text(value: pa.Scalar) -> str | None:
-    if not value.is_valid:
+def _text(scalar: pa.Scalar) -> str | None:
+    if not scalar.is_valid:
         return None
-    found = value.as_py()
-    return str(found).lower() if isinstance(found, bool) else str(found)
+    plain = scalar.as_py()
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)

@@ -31,12 +31,12 @@ def started(position: Position, start: Position) -> dict[QueueKey, int]:
 
     A topic that was created again replaces the earlier topic of its name.
     """
-    known = {(key.broker, key.topic): key.topic_id for key in position}
+    topic_ids = {(key.broker, key.topic): key.topic_id for key in position}
     fresh = {key: offset for key, offset in start.items() if key not in position}
     recreated = {
         (key.broker, key.topic)
         for key in fresh
-        if known.get((key.broker, key.topic), key.topic_id) != key.topic_id
+        if topic_ids.get((key.broker, key.topic), key.topic_id) != key.topic_id
     }
     kept = {key: at for key, at in position.items() if (key.broker, key.topic) not in recreated}
     return kept | fresh

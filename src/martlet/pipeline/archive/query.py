@@ -32,21 +32,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ArchiveBatch:
-    """A micro-batch that was committed.
-
-    Attributes:
-        number: the batch number of Spark.
-        rows, files, size_bytes: the rows and files that it has added.
-        compacted: the compaction after it.
-        took_s: the time to write, commit and compact it.
-    """
+    """A micro-batch that was committed."""
 
     number: int
     rows: int
     files: int
     size_bytes: int
+    """`rows`, `files` and `size_bytes`: the rows and files that it has added."""
     compacted: Compacted
+    """The compaction after it."""
     took_s: float
+    """The time to write, commit and compact it."""
 
 
 class Archive:
@@ -199,10 +195,10 @@ def _parse_ddl(ddl: str) -> StructType:
     from pyspark.sql.types import StructType
 
     try:
-        found = StructType.fromDDL(ddl)
+        schema = StructType.fromDDL(ddl)
     except PySparkException as error:
         message = next(filter(None, map(str.strip, str(error).splitlines())), "")
         raise ValueError(f"{ddl!r} is not a schema: {message}") from error
-    if not isinstance(found, StructType):
+    if not isinstance(schema, StructType):
         raise ValueError(f"{ddl!r} names no fields; 'origin STRING, month INT' does")
-    return found
+    return schema

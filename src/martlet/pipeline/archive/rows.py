@@ -74,17 +74,13 @@ def source_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns and the partitioning of an archive.
-
-    Attributes:
-        partition_by: the partition columns.
-        fields: the fields of JSON messages as Arrow types; None for the raw shape.
-        keeps_value: whether the JSON shape also has the bytes of each message.
-    """
+    """The columns and the partitioning of an archive."""
 
     partition_by: Sequence[str]
     fields: pa.Schema | None = None
+    """The fields of JSON messages as Arrow types; None for the raw shape."""
     keeps_value: bool = False
+    """Whether the JSON shape also has the bytes of each message."""
 
     def __post_init__(self) -> None:
         own = {CORRUPT, VALUE, *ORIGIN, *(LONG + name for name in self.partition_by)}
@@ -93,8 +89,8 @@ class Shape:
             raise ValueError(
                 f"the schema may not have {', '.join(taken)}: the archive has columns of that name"
             )
-        known = {*self.schema.names, "topic", "date", "hour"}
-        missing = [name for name in self.partition_by if name not in known]
+        columns = {*self.schema.names, "topic", "date", "hour"}
+        missing = [name for name in self.partition_by if name not in columns]
         if missing:
             raise ValueError(
                 f"cannot partition by {', '.join(missing)}: there are"

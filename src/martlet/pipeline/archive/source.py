@@ -56,11 +56,11 @@ class ArchiveSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Create the reader; invalid options fail when it is used."""
-        given = {name.lower(): value for name, value in self.options.items()}
-        writing: Writing = pickle.loads(base64.b85decode(given.pop(WRITING)))
-        run = given.pop(RUN)
+        options = {name.lower(): value for name, value in self.options.items()}
+        writing: Writing = pickle.loads(base64.b85decode(options.pop(WRITING)))
+        run = options.pop(RUN)
         try:
-            return ArchiveReader(ReadOptions.parse(given, "stream"), writing, run)
+            return ArchiveReader(ReadOptions.parse(options, "stream"), writing, run)
         except ValueError as error:
             return FailingStreamReader(error)
 
@@ -95,9 +95,9 @@ class ArchiveReader(StreamReader):
         """Return the archive's position; for new queues, the starting offsets of the options."""
         table = self._opened()
         start = flatten(super().initialOffset())
-        known = table.position(start) or {}
-        for key in start.keys() & known.keys():
-            start[key] = self._in_range(key, known[key], self._seen)
+        archived = table.position(start) or {}
+        for key in start.keys() & archived.keys():
+            start[key] = self._in_range(key, archived[key], self._seen)
         table.start(self._run, start)
         return nested(start)
 
@@ -123,9 +123,9 @@ class ArchiveReader(StreamReader):
         tasks: list[InputPartition] = []
         for task in planned:
             splits = [self._unarchived(split, position, seen) for split in task.splits]
-            wanted = tuple(split for split in splits if split.start < split.end)
-            if wanted:
-                tasks.append(_Writes(wanted, folder))
+            unarchived = tuple(split for split in splits if split.start < split.end)
+            if unarchived:
+                tasks.append(_Writes(unarchived, folder))
         return tasks
 
     def _unarchived(

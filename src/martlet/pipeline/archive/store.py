@@ -125,18 +125,18 @@ class Store:
         """List the files in a folder and their sizes in bytes, sorted by name."""
         selector = fs.FileSelector(self.path(name), allow_not_found=True, recursive=recursive)
         skipped = len(self.root) + 1
-        found = {
+        sizes = {
             info.path[skipped:]: info.size
             for info in self.system.get_file_info(selector)
             if info.type == fs.FileType.File
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(sizes.items()))
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the files that do not exist."""
-        found = self.system.get_file_info([self.path(name) for name in names])
+        infos = self.system.get_file_info([self.path(name) for name in names])
         return [
-            name for name, info in zip(names, found, strict=True) if info.type != fs.FileType.File
+            name for name, info in zip(names, infos, strict=True) if info.type != fs.FileType.File
         ]
 
     def folders(self, name: str) -> list[str]:

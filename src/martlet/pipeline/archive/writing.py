@@ -36,22 +36,18 @@ ROW_GROUP_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Writing:
-    """The settings of a write, which are sent to each task.
-
-    Attributes:
-        location: the archive's folder or URL.
-        shape: the shape of its rows.
-        compression: snappy, zstd, gzip or none.
-        flush: whether to flush each file to disk before it is committed.
-        in_place: whether to write files to their final folders, as for a Delta table, whose
-            readers see only committed files.
-    """
+    """The settings of a write, which are sent to each task."""
 
     location: str
+    """The archive's folder or URL."""
     shape: Shape
     compression: str = "snappy"
+    """One of snappy, zstd, gzip and none."""
     flush: bool = True
+    """Whether to flush each file to disk before it is committed."""
     in_place: bool = False
+    """Whether to write files to their final folders, as for a Delta table, whose readers see only
+    committed files."""
 
     def write(
         self, batches: Iterable[pa.RecordBatch], stretch: Stretch, folder: str, store: Store
@@ -129,18 +125,18 @@ class Files:
     def add(self, rows: pa.Table) -> None:
         """Write rows to the files of their folders."""
         partitioning = self._writing.shape.partitioning
-        for partition, part in partitioning.divide(rows, self._stretch.key.topic):
+        for partition, group in partitioning.divide(rows, self._stretch.key.topic):
             try:
                 file = self._file(partition)
             except UnwritableFolderError as error:
-                key, names = self._stretch.key, part.column_names
-                offset = part["_offset" if "_offset" in names else "offset"][0]
+                key, names = self._stretch.key, group.column_names
+                offset = group["_offset" if "_offset" in names else "offset"][0]
                 raise UnwritableFolderError(
                     f"message {offset} of queue {key.queue} of topic {key.topic}: {error}"
                 ) from None
-            own = with_full_values(part.select(self._file_columns), file.full)
-            file.writer.write_table(own, row_group_size=len(part))
-            file.rows += len(part)
+            own = with_full_values(group.select(self._file_columns), file.full)
+            file.writer.write_table(own, row_group_size=len(group))
+            file.rows += len(group)
 
     def finish(self) -> list[Written]:
         """Close all files and return them."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,12 +67,12 @@ def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
 
 
 def _audit(options: AuditOptions, run: Run, *, say: bool) -> Audit:
-    found = _audit_once(options, run, say=say)
+    result = _audit_once(options, run, say=say)
     for _ in range(_MAX_ATTEMPTS - 1):
-        if not found.changed:
+        if not result.changed:
             break
-        found = _audit_once(options, run, say=say)
-    return found
+        result = _audit_once(options, run, say=say)
+    return result
 
 
 def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
@@ -82,13 +83,13 @@ def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
 
     started_s = time.monotonic()
     surveys = _surveys(options)
-    places = [place for survey in surveys for place in survey.segments]
+    segments = [segment for survey in surveys for segment in survey.segments]
     if say:
         length = sum(survey.bytes for survey in surveys)
-        of = f"{counted(len(places), 'segment')} of {counted(len(surveys), 'broker')}"
+        of = f"{counted(len(segments), 'segment')} of {counted(len(surveys), 'broker')}"
         run.say(f"reading {of}, {length / 1e6:,.0f} MB")
     cores = run.spark.sparkContext.defaultParallelism
-    facts = reading.read_segments(run.spark, places)
+    facts = reading.read_segments(run.spark, segments)
     facts = facts.unionByName(reading.checkpointed(run.spark, surveys))
     facts = facts.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -101,7 +102,7 @@ def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
             sums = [F.sum(name).alias(name) for name in (*reading.COLUMNS, *reading.BUCKETS)]
             keys = ("topic", "channel", "hour")
             lines = books.where("finding IS NULL").repartition(cores, *keys).groupBy(*keys)
-            found = [reading.line_of(row.asDict()) for row in lines.agg(*sums).collect()]
+            counts = [reading.line_of(row.asDict()) for row in lines.agg(*sums).collect()]
             findings = [
                 reading.finding_of(row.finding)
                 for row in books.where("finding IS NOT NULL").select("finding").collect()
@@ -115,8 +116,8 @@ def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
     took_s = time.monotonic() - started_s
     run.meter.batch(sum(log.messages for log in logs), took_s)
     return Audit(
-        lines=sorted(found, key=lambda line: (line.topic, line.channel, line.hour)),
-        findings=sorted(findings, key=lambda each: (each.kind, each.topic, each.stretches)),
+        lines=sorted(counts, key=lambda line: (line.topic, line.channel, line.hour)),
+        findings=sorted(findings, key=attrgetter("kind", "topic", "stretches")),
         logs=logs,
         took_s=took_s,
         changed=any(extent.gone for extent in extents.values()),
@@ -132,24 +133,24 @@ def require_topics(options: AuditOptions) -> None:
         JobFailed, BrokerUnreachable, BrokerRefused: as `audit`.
         NoSuchTopicError: none of them names a topic.
     """
-    missing, known = set(options.topics), set[str]()
+    missing, existing = set(options.topics), set[str]()
     if not missing:
         return
     from martlet.pipeline.audit import reading
 
     surveys = _surveys(options)
-    places = [place for survey in surveys for place in reversed(survey.segments)]
-    places.sort(key=lambda place: not place.last)
+    segments = [segment for survey in surveys for segment in reversed(survey.segments)]
+    segments.sort(key=lambda segment: not segment.last)
     sources = chain(
         map(reading.checkpoint_facts, surveys),
-        (reading.decoded(place if place.last else place.head(_HEAD_BYTES)) for place in places),
+        (reading.decoded(s if s.last else s.head(_HEAD_BYTES)) for s in segments),
     )
     for facts in sources:
-        known |= reading.topic_names(facts)
-        if missing <= known:
+        existing |= reading.topic_names(facts)
+        if missing <= existing:
             return
-    there = ", ".join(sorted(known)) or "none"
-    raise NoSuchTopicError(f"the logs have no topic {min(missing - known)!r}; there is {there}")
+    there = ", ".join(sorted(existing)) or "none"
+    raise NoSuchTopicError(f"the logs have no topic {min(missing - existing)!r}; there is {there}")
 
 
 def _surveys(options: AuditOptions) -> list[Survey]:
@@ -180,15 +181,15 @@ def _distinct(surveys: list[Survey]) -> list[Survey]:
     """Return one survey of each broker, which may be named twice, by its address and its folder, or
     by several replicas. Raises CopiedFolder.
     """
-    found: dict[str, Survey] = {}
+    by_broker: dict[str, Survey] = {}
     for survey in surveys:
-        first = found.setdefault(survey.broker, survey)
+        first = by_broker.setdefault(survey.broker, survey)
         if first.is_replica or survey.is_replica or not (first.folder and survey.folder):
             continue
         if first.folder != survey.folder:
-            copies = Copies(survey.broker, (first.place, survey.place))
+            copies = Copies(survey.broker, (first.source, survey.source))
             raise CopiedFolder(refusal(copies, "the audit would leave out the log of one"))
-    return list(found.values())
+    return list(by_broker.values())
 
 
 def _known_by(endpoint: Endpoint) -> list[str]:
@@ -211,14 +212,14 @@ def _known_by(endpoint: Endpoint) -> list[str]:
 
 def unexplained(extents: dict[str, Extent], findings: list[Finding]) -> list[Finding]:
     """Return findings for damaged or missing ranges that no lost message or record explains."""
-    explained = {(finding.broker, place.start) for finding in findings for place in finding.places}
-    found = []
+    explained = {(finding.broker, lost.start) for finding in findings for lost in finding.places}
+    damage = []
     for broker, extent in extents.items():
-        for place in [*extent.damage, *extent.missing]:
-            if (broker, place.start) not in explained:
+        for lost in [*extent.damage, *extent.missing]:
+            if (broker, lost.start) not in explained:
                 text = "no message and no finish record is known that stood there"
-                found.append(Finding("damage", broker, "", 0, "", [], 0, {}, [place], text))
-    return found
+                damage.append(Finding("damage", broker, "", 0, "", [], 0, {}, [lost], text))
+    return damage
 
 
 def _summary(survey: Survey, extent: Extent, general: list[Fact]) -> LogSummary:
@@ -227,7 +228,7 @@ def _summary(survey: Survey, extent: Extent, general: list[Fact]) -> LogSummary:
     ]
     return LogSummary(
         broker=survey.broker,
-        place=survey.place,
+        place=survey.source,
         segments=len(segments),
         bytes=sum(fact.body_bytes for fact in segments),
         records=sum(fact.messages for fact in segments),
@@ -241,17 +242,17 @@ def _summary(survey: Survey, extent: Extent, general: list[Fact]) -> LogSummary:
 
 
 def _work(options: AuditOptions, run: Run) -> int:
-    found = _audit(options, run, say=not options.json)
+    result = _audit(options, run, say=not options.json)
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "audit.json").write_text(found.json() + "\n", encoding="utf-8")
-        found.page().write(folder / "audit.html")
-    run.say(found.json() if options.json else found.text())
+        (folder / "audit.json").write_text(result.json() + "\n", encoding="utf-8")
+        result.page().write(folder / "audit.html")
+    run.say(result.json() if options.json else result.text())
     if options.out and not options.json:
         run.say(f"wrote {Path(options.out) / 'audit.html'} and audit.json")
     sys.stdout.flush()
-    if found.is_lossy or (options.fail_on_doubled and found.doubled):
+    if result.is_lossy or (options.fail_on_doubled and result.doubled):
         return LOSS
     return OK
 

@@ -21,15 +21,10 @@ from martlet.broker.offset_ranges import Stretch, apart_from, with_stretch
 
 @dataclass(frozen=True)
 class LogRange:
-    """A damaged or missing range of positions.
-
-    Attributes:
-        base: the segment's first position, which is its file's name; -1 for the checkpoint.
-        start, end: the positions.
-        reason: the cause.
-    """
+    """A damaged or missing range of positions."""
 
     base: int
+    """The segment's first position, which is its file's name; -1 for the checkpoint."""
     start: int
     end: int
     reason: str
@@ -44,51 +39,46 @@ class LogRange:
 
 @dataclass
 class Extent:
-    """The state of one broker's log.
-
-    Attributes:
-        broker: the broker's id.
-        segments: the segments that were read, as (base, end), by base.
-        missing: ranges that should exist.
-        damage: damaged ranges of the segments.
-        torn: damaged ranges that the broker found at a start behind its last checkpoint, as a power
-            cut leaves them.
-        epochs: the start position of each epoch of the broker.
-        newest_head: the base of the newest segment that begins with a snapshot of the journal.
-        written_end: the end of the last valid record.
-        gone: whether the broker removed a segment while the log was read.
-    """
+    """The state of one broker's log."""
 
     broker: str
     segments: Sequence[Stretch] = ()
+    """The segments that were read, as (base, end), by base."""
     missing: Sequence[LogRange] = ()
+    """Ranges that should exist."""
     damage: Sequence[LogRange] = ()
+    """Damaged ranges of the segments."""
     torn: Sequence[LogRange] = ()
+    """Damaged ranges that the broker found at a start behind its last checkpoint, as a power cut
+    leaves them."""
     epochs: dict[int, int] = field(default_factory=dict)
+    """The start position of each epoch of the broker."""
     newest_head: int = -1
+    """The base of the newest segment that begins with a snapshot of the journal."""
     written_end: int = 0
     gone: bool = False
+    """Whether the broker removed a segment while the log was read."""
 
     @property
     def start(self) -> int:
         """The first position that exists or should exist."""
-        return min([*(base for base, _ in self.segments), *(each.start for each in self.missing)])
+        return min([*(base for base, _ in self.segments), *(gap.start for gap in self.missing)])
 
     @property
     def end(self) -> int:
         """The end of the last range that exists or should exist."""
-        return max([0, *(end for _, end in self.segments), *(each.end for each in self.missing)])
+        return max([0, *(end for _, end in self.segments), *(gap.end for gap in self.missing)])
 
     def was_removed(self, start: int, end: int) -> bool:
         """Return whether the broker has removed any of these positions."""
-        there = sorted([*self.segments, *((each.start, each.end) for each in self.missing)])
+        there = sorted([*self.segments, *((gap.start, gap.end) for gap in self.missing)])
         return any(True for _ in apart_from(there, start, min(end, self.end)))
 
     def places(self, start: int, end: int) -> list[LogRange]:
         """Return the damaged and missing ranges between two positions."""
         lost = [*self.damage, *self.torn, *self.missing]
-        found = [each for each in lost if each.start < end and start < each.end]
-        return sorted(found, key=lambda place: place.start)
+        touched = [gap for gap in lost if gap.start < end and start < gap.end]
+        return sorted(touched, key=lambda gap: gap.start)
 
     def is_torn(self, start: int, end: int) -> bool:
         """Return whether all damage between two positions was there when the broker started."""
@@ -120,7 +110,7 @@ def missing_from(
         return []
     there = sorted(present)
     newest_position, newest = max(snapshots, key=lambda snapshot: snapshot[0])
-    found: list[Stretch] = []
+    missing: list[Stretch] = []
     for first, end in newest:
         # Ignore what was not written at that time.
         left: list[Stretch] = list(apart_from(there, first, min(end, newest_position)))
@@ -134,8 +124,8 @@ def missing_from(
                 )
             ]
         for start, stop in left:
-            found = with_stretch(found, start, stop)
-    return found
+            missing = with_stretch(missing, start, stop)
+    return missing
 
 
 def _within(stretches: Iterable[Stretch], start: int, end: int) -> list[Stretch]:

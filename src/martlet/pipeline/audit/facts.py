@@ -49,39 +49,33 @@ class FactKind(IntEnum):
 
 
 class Fact(NamedTuple):
-    """A row of facts.
-
-    Attributes:
-        broker: the broker's id.
-        topic: the number of the topic's queue; 0 for none.
-        kind: a `FactKind`.
-        segment: the base of the segment.
-        position, end_position: the range of positions.
-        epoch: the epoch of the broker.
-        first, end: offsets, or other numbers by the kind.
-        since_ns, until_ns: the time range, in nanoseconds since 1970.
-        messages, body_bytes: the number of messages, and the size of their bodies.
-        moved: whether the batches are copies made by compaction.
-        only: the number of the only channel that receives the messages; the channel of an account.
-        payload: other fields, by the kind.
-    """
+    """A row of facts."""
 
     broker: str
     topic: int
+    """The number of the topic's queue; 0 for none."""
     kind: int
+    """A `FactKind`."""
     segment: int
     position: int
     end_position: int = 0
+    """`position` and `end_position`: the range of positions."""
     epoch: int = 0
     first: int = 0
     end: int = 0
+    """`first` and `end`: offsets, or other numbers by the kind."""
     since_ns: int = 0
     until_ns: int = 0
+    """`since_ns` and `until_ns`: the time range, in nanoseconds since 1970."""
     messages: int = 0
     body_bytes: int = 0
+    """`messages` and `body_bytes`: the number of messages, and the size of their bodies."""
     moved: bool = False
+    """Whether the batches are copies made by compaction."""
     only: int = 0
+    """The number of the only channel that receives the messages; the channel of an account."""
     payload: bytes = b""
+    """Other fields, by the kind."""
 
 
 _TYPES = {
@@ -101,7 +95,7 @@ DDL = ", ".join(f"{name} {_WORDS.get(name, 'BIGINT')}" for name in Fact._fields)
 def table(facts: list[Fact]) -> pa.RecordBatch:
     """Convert facts to columns."""
     columns = list(zip(*facts, strict=True)) or [()] * len(SCHEMA)
-    arrays = [pa.array(column, each.type) for column, each in zip(columns, SCHEMA, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -157,27 +151,27 @@ def state_fact(
 
 
 def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
-    found = list(walked.damage)
+    damage = list(walked.damage)
     behind = walked.base + len(walked.data)
     if not walked.closed and not last:
         reason = walked.torn.reason if walked.torn else "the segment is cut, or was written over"
         header = walked.torn.header if walked.torn else None
-        found.append(ScanDamage(walked.end, behind, reason, header))
+        damage.append(ScanDamage(walked.end, behind, reason, header))
     elif walked.torn is not None and walked.torn.header is not None:
         header = walked.torn.header
         if header.next_position > behind:
             # A broker never writes beyond the allocated file: this is not a torn tail.
             reason = "the file is cut within a record"
-            found.append(ScanDamage(walked.end, header.next_position, reason, header))
-    for each in found:
-        fields: dict[str, Any] = {"reason": each.reason}
-        if each.header is not None:
-            header = each.header
+            damage.append(ScanDamage(walked.end, header.next_position, reason, header))
+    for hole in damage:
+        fields: dict[str, Any] = {"reason": hole.reason}
+        if hole.header is not None:
+            header = hole.header
             fields |= {"kind": _kind(header.kind), "topic": header.topic}
             if header.kind == RecordKind.BATCH:
                 fields |= {"first": header.first_offset, "count": header.count}
         yield Fact(
-            broker, 0, FactKind.DAMAGE, walked.base, each.start, each.end,
+            broker, 0, FactKind.DAMAGE, walked.base, hole.start, hole.end,
             payload=json.dumps(fields).encode(),
         )  # fmt: skip
 

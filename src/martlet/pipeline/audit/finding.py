@@ -19,66 +19,49 @@ EARLIER = -1
 
 @dataclass
 class CountLine:
-    """The counts of a channel in one hour, or of the topic itself if `channel` is empty.
-
-    Attributes:
-        counts: by the name of a column.
-        buckets: the histogram of the times from publish to finish.
-    """
+    """The counts of a channel in one hour, or of the topic itself if `channel` is empty."""
 
     topic: str
     channel: str
     hour: int
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The counts by the name of a column."""
     buckets: npt.NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(COUNTS - FIRST_BUCKET, np.int64)
     )
+    """The histogram of the times from publish to finish."""
 
 
 @dataclass
 class Finding:
-    """A problem in a log.
-
-    Attributes:
-        kind: ``lost`` messages, missing ``finish`` records, ``doubled`` messages, or ``damage``
-            that explains none of these.
-        broker, topic, queue: the affected queue.
-        channel: the channel of finish records.
-        stretches: the offsets, or the first ones of very many.
-        count: the number of messages or finish records.
-        unfinished: by channel, the number of messages that it had not finished.
-        places: the ranges of the log.
-        text: more details.
-    """
+    """A problem in a log."""
 
     kind: str
+    """``lost`` messages, missing ``finish`` records, ``doubled`` messages, or ``damage`` that
+    explains none of these."""
     broker: str
     topic: str
     queue: int
     channel: str
+    """The channel of finish records."""
     stretches: Sequence[Stretch]
+    """The offsets, or the first ones of very many."""
     count: int
+    """The number of messages or finish records."""
     unfinished: dict[str, int]
+    """By channel, the number of messages that it had not finished."""
     places: Sequence[LogRange]
+    """The ranges of the log."""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class LogSummary:
-    """The summary of one broker's log.
-
-    Attributes:
-        broker: the broker's id.
-        place: the broker's address or data folder.
-        segments, bytes, records, messages: the size of the log.
-        starts: the number of starts of the broker in the log.
-        since_ns, until_ns: the timestamps of the first and the last record.
-        is_whole: whether the log still begins at position 0.
-        trouble: why an existing checkpoint could not be read.
-    """
+    """The summary of one broker's log."""
 
     broker: str
     place: str
+    """The broker's address or data folder."""
     segments: int
     bytes: int
     records: int
@@ -86,5 +69,8 @@ class LogSummary:
     starts: int
     since_ns: int
     until_ns: int
+    """`since_ns` and `until_ns`: the timestamps of the first and the last record."""
     is_whole: bool
+    """Whether the log still begins at position 0."""
     trouble: str = ""
+    """Why an existing checkpoint could not be read."""

@@ -47,23 +47,16 @@ HOUR_NS = 3600 * 10**9
 
 @dataclass
 class JournaledChannel:
-    """The state of a channel at one queue.
-
-    Attributes:
-        record: the channel's record in the journal.
-        cursor: the channel's cursor.
-        known: whether a complete cursor and all entries after it were read.
-        made: whether the channel was created in this segment.
-        first_number: the number of the cursor entry before the first one of this segment.
-        position: the position of the last entry of the channel.
-        epoch: the epoch of that entry.
-    """
+    """The state of a channel at one queue."""
 
     record: ChannelRecord
     cursor: CursorState
     known: bool
+    """Whether a complete cursor and all entries after it were read."""
     made: bool
+    """Whether the channel was created in this segment."""
     first_number: int
+    """The number of the cursor entry before the first one of this segment."""
     position: int
     epoch: int
 
@@ -89,19 +82,13 @@ class JournaledChannel:
 
 @dataclass
 class QueueState:
-    """The state of a queue.
-
-    Attributes:
-        record: the queue's record in the journal.
-        made_at: the position of its creation; None if it was created before this segment.
-        end_offset: its end offset in the last snapshot.
-        position: the position of its last entry.
-        channels: its channels by number.
-    """
+    """The state of a queue."""
 
     record: TopicRecord
     made_at: int | None
+    """The position of its creation; None if it was created before this segment."""
     end_offset: int
+    """Its end offset in the last snapshot."""
     position: int
     channels: dict[int, JournaledChannel] = field(default_factory=dict)
 
@@ -210,9 +197,9 @@ class Journal:
     # topology
 
     def _bundle(self, entry: bytes, position: int) -> None:
-        found = decode(RecordKind.BUNDLE, entry)
-        if isinstance(found, CommittedEntry | SetAsideEntry | UnknownTransactionEntry):
-            for topic in found.topics or ():
+        bundle = decode(RecordKind.BUNDLE, entry)
+        if isinstance(bundle, CommittedEntry | SetAsideEntry | UnknownTransactionEntry):
+            for topic in bundle.topics or ():
                 self._topic(topic, position)
 
     def _topology(self, entry: TopologyEntry, position: int) -> None:
@@ -220,8 +207,8 @@ class Journal:
             case SnapshotEntry():
                 self._snapshot(entry, position)
             case TogetherEntry(entries):
-                for each in entries:
-                    self._topology(each, position)
+                for inner in entries:
+                    self._topology(inner, position)
             case TopicEntry(record):
                 self._topic(record, position)
             case TopicDeletedEntry(id):
@@ -258,13 +245,13 @@ class Journal:
             self.stored = at, snapshot.stored
         before, self.topics = self.topics, {}
         for record in snapshot.topics:
-            known = before.get(record.id)
-            made_at = known.made_at if known else None
+            earlier = before.get(record.id)
+            made_at = earlier.made_at if earlier else None
             state = QueueState(record, made_at, record.end_offset or 0, position)
             self.topics[record.id] = state
             for channel in record.channels or ():
-                if known and channel.id in known.channels:
-                    state.channels[channel.id] = known.channels[channel.id]
+                if earlier and channel.id in earlier.channels:
+                    state.channels[channel.id] = earlier.channels[channel.id]
                     state.channels[channel.id].record = channel
                 else:
                     state.channels[channel.id] = JournaledChannel(
@@ -282,9 +269,9 @@ class Journal:
             state.record, state.position = record, position
 
     def _channel(self, state: QueueState, record: ChannelRecord, position: int) -> None:
-        known = state.channels.get(record.id)
-        if known is not None:
-            known.record = record
+        channel = state.channels.get(record.id)
+        if channel is not None:
+            channel.record = record
             return
         # Snapshots omit ephemeral channels, so it may have existed before.
         is_new = not is_ephemeral(record.name)

@@ -104,8 +104,8 @@ def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
     channels = sorted({line.channel for line in lines if line.channel})
 
     def counts(channel: str, name: str) -> list[float]:
-        found = [by_hour.get((channel, hour)) for hour in hours]
-        return [line.counts.get(name, 0) if line is not None else 0 for line in found]
+        hourly = [by_hour.get((channel, hour)) for hour in hours]
+        return [line.counts.get(name, 0) if line is not None else 0 for line in hourly]
 
     series: dict[str, list[float]] = {"published": counts("", "published")}
     for channel in channels:

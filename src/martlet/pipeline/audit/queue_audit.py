@@ -160,10 +160,10 @@ class QueueAudit:
             others = f"the others say {own}: files of two brokers are mixed"
             for segment in sorted(segments):
                 if segment < 0:
-                    place = LogRange(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
+                    damage = LogRange(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
                 else:
-                    place = LogRange(segment, segment, segment, f"it tells of {who}; {others}")
-                self._find("damage", [], [place], text="these are of another log")
+                    damage = LogRange(segment, segment, segment, f"it tells of {who}; {others}")
+                self._find("damage", [], [damage], text="these are of another log")
 
     def _doubled(self) -> None:
         end, last = -1, None
@@ -171,11 +171,11 @@ class QueueAudit:
             if last is not None and run.first < end:
                 again = min(run.end, end) - run.first
                 self._line("", run.since_ns // HOUR_NS).counts["doubled"] += again
-                place = LogRange(
+                repeated = LogRange(
                     self._extent.base_of(run.position), run.position, run.end_position,
                     f"stored before at position {last.position}",
                 )  # fmt: skip
-                self._find("doubled", [(run.first, min(run.end, end))], [place])
+                self._find("doubled", [(run.first, min(run.end, end))], [repeated])
             if run.end > end:
                 end, last = run.end, run
 
@@ -196,11 +196,11 @@ class QueueAudit:
             before = [entry for base, entry in by_segment if base == segment]
             if state["checkpoint"] and before:
                 for channel_id, entry in state["channels"].items():
-                    known = before[0]["channels"].get(channel_id)
-                    if known is not None:
+                    channel = before[0]["channels"].get(channel_id)
+                    if channel is not None:
                         position = state["position"]
                         self._continued(
-                            int(channel_id), segment, known, position, entry, entry["number"]
+                            int(channel_id), segment, channel, position, entry, entry["number"]
                         )
 
     def _continued(
@@ -254,9 +254,9 @@ class QueueAudit:
         is_there = self._is_there()
         voids = [tuple(void) for void in state["voids"]]
         absent = [
-            part
+            missing
             for first, stop in apart_from(stored, 0, end)
-            for part in apart_from(voids, first, stop)
+            for missing in apart_from(voids, first, stop)
         ]
         earlier = 0
         for gap in absent:
@@ -312,21 +312,21 @@ class QueueAudit:
         for fact in self._of(FactKind.NEEDED):
             needed = json.loads(fact.payload)
             lost: list[Stretch] = [
-                part for first, end in needed for part in apart_from(stored, first, end)
+                missing for first, end in needed for missing in apart_from(stored, first, end)
             ]
             if self._extent.gone:
                 continue
             places: list[LogRange] = []
             taken: list[Stretch] = []
-            for part in lost:
-                since, until = self._bracket(part)
+            for missing in lost:
+                since, until = self._bracket(missing)
                 start, stop = since or 0, self._extent.end if until is None else until
-                found = self._extent.places(start, stop)
-                if found or not self._extent.was_removed(start, stop):
+                ranges = self._extent.places(start, stop)
+                if ranges or not self._extent.was_removed(start, stop):
                     # Otherwise the broker removed it on a full disk, after the checkpoint.
-                    taken.append(part)
-                    found = found or [self._between(start, stop)]
-                    places += [place for place in found if place not in places]
+                    taken.append(missing)
+                    ranges = ranges or [self._between(start, stop)]
+                    places += [lost_range for lost_range in ranges if lost_range not in places]
             if taken:
                 self._find("lost", taken, places, text=what)
 

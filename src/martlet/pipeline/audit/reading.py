@@ -30,7 +30,7 @@ from martlet.pipeline.audit.finding import CountLine, Finding
 from martlet.pipeline.audit.journal import Journal
 from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.record_scan import walk
-from martlet.pipeline.audit.segment_listing import ListedSegmentGone, SegmentPlace, Survey
+from martlet.pipeline.audit.segment_listing import ListedSegment, ListedSegmentGone, Survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,50 +70,50 @@ _LINE_DDL = ", ".join(
 )
 
 
-def read_segments(spark: SparkSession, places: Sequence[SegmentPlace]) -> DataFrame:
+def read_segments(spark: SparkSession, segments: Sequence[ListedSegment]) -> DataFrame:
     """Return the facts of all segments, evaluated lazily."""
     from martlet.pipeline.audit.facts import DDL
 
-    tasks = _tasks(places, spark.sparkContext.defaultParallelism)
+    tasks = _tasks(segments, spark.sparkContext.defaultParallelism)
     numbers = spark.range(0, len(tasks), 1, len(tasks))
     return numbers.mapInArrow(_decoding(tasks), DDL)
 
 
-def _tasks(places: Sequence[SegmentPlace], cores: int) -> list[list[SegmentPlace]]:
+def _tasks(segments: Sequence[ListedSegment], cores: int) -> list[list[ListedSegment]]:
     """Divide segments into tasks of similar size, at least one for each core."""
-    total = sum(place.bytes for place in places)
-    wanted = min(TASK_BYTES, max(1, total // max(1, cores)))
-    tasks: list[list[SegmentPlace]] = []
-    full = wanted
-    for place in places:
-        if full >= wanted:
+    total = sum(segment.bytes for segment in segments)
+    task_bytes = min(TASK_BYTES, max(1, total // max(1, cores)))
+    tasks: list[list[ListedSegment]] = []
+    full = task_bytes
+    for segment in segments:
+        if full >= task_bytes:
             tasks.append([])
             full = 0
-        tasks[-1].append(place)
-        full += place.bytes
+        tasks[-1].append(segment)
+        full += segment.bytes
     return tasks
 
 
 def _decoding(
-    tasks: list[list[SegmentPlace]],
+    tasks: list[list[ListedSegment]],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         gc.freeze()  # Spark's workers collect all garbage after each task.
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                for place in tasks[task]:
-                    yield table(decoded(place))
+                for segment in tasks[task]:
+                    yield table(decoded(segment))
 
     return decode
 
 
-def decoded(place: SegmentPlace) -> list[Fact]:
+def decoded(segment: ListedSegment) -> list[Fact]:
     """Read the facts of a segment; a fact GONE if the broker has removed the segment."""
     try:
-        with place.opened() as data:
-            return list(facts_of(place.broker, walk(data, place.base), last=place.last))
+        with segment.opened() as data:
+            return list(facts_of(segment.broker, walk(data, segment.base), last=segment.last))
     except ListedSegmentGone:
-        return [Fact(place.broker, 0, FactKind.GONE, place.base, place.base)]
+        return [Fact(segment.broker, 0, FactKind.GONE, segment.base, segment.base)]
 
 
 def checkpoint_facts(survey: Survey) -> list[Fact]:
@@ -127,7 +127,7 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
         if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR):
             journal.apply(kind, topic, entry, position, epoch, 0)
     segment = max([p.base for p in survey.segments if p.base <= position], default=0)
-    found = [
+    facts = [
         state_fact(survey.broker, topic, segment, state, checkpoint=True)
         for topic, state in journal.states()
     ]
@@ -139,10 +139,10 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
             if needed.floor < ends[topic]:
                 stretches.append((needed.floor, ends[topic]))
             recorded = json.dumps(stretches).encode()
-            found.append(
+            facts.append(
                 Fact(survey.broker, topic, FactKind.NEEDED, segment, position, payload=recorded)
             )
-    return found
+    return facts
 
 
 def extents_of(surveys: Sequence[Survey], general: Sequence[Fact]) -> dict[str, Extent]:
@@ -181,16 +181,16 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     torn: list[LogRange] = []
     for fact in facts:
         if fact.kind == FactKind.DAMAGE:
-            place = LogRange(fact.segment, fact.position, fact.end_position, _reason(fact))
-            is_torn = any(first <= place.start < end for first, end in passed)
-            (torn if is_torn else damage).append(place)
+            lost = LogRange(fact.segment, fact.position, fact.end_position, _reason(fact))
+            is_torn = any(first <= lost.start < end for first, end in passed)
+            (torn if is_torn else damage).append(lost)
     written_end = max([fact.position for fact in segments], default=0)
     damage += [*_shortened(survey, segments), *_cut(survey, segments, written_end)]
     return Extent(
         broker=survey.broker,
         segments=present,
         missing=[] if gone else [_missing(segments, *s) for s in missing_from(present, recorded)],
-        damage=sorted(damage, key=lambda place: place.start),
+        damage=sorted(damage, key=lambda lost: lost.start),
         torn=torn,
         epochs=epochs,
         newest_head=max([fact.segment for fact in segments if fact.first], default=-1),
@@ -270,9 +270,10 @@ def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa
     def book(rows: pa.Table) -> pa.Table:
         columns = [rows.column(name).to_pylist() for name in SCHEMA.names]
         facts = [Fact(*fields) for fields in zip(*columns, strict=True)]
-        found = QueueAudit(extents[facts[0].broker], facts)
-        wanted = not topics or found.topic in topics or is_system(found.topic)
-        return lines_table(found.lines.values(), found.findings) if wanted else lines_table((), ())
+        audit = QueueAudit(extents[facts[0].broker], facts)
+        if topics and audit.topic not in topics and not is_system(audit.topic):
+            return lines_table((), ())
+        return lines_table(audit.lines.values(), audit.findings)
 
     return book
 
@@ -301,7 +302,7 @@ def lines_table(lines: Iterable[CountLine], findings: Iterable[Finding]) -> pa.T
 def finding_of(text: str) -> Finding:
     """Decode a finding from JSON."""
     fields = json.loads(text)
-    fields["places"] = [LogRange(**place) for place in fields["places"]]
+    fields["places"] = [LogRange(**lost) for lost in fields["places"]]
     fields["stretches"] = [tuple(stretch) for stretch in fields["stretches"]]
     return Finding(**fields)
 
@@ -316,5 +317,5 @@ def line_of(fields: dict[str, Any]) -> CountLine:
 
 def checkpointed(spark: SparkSession, surveys: Iterable[Survey]) -> DataFrame:
     """Return the facts of all checkpoints."""
-    found = [fact for survey in surveys for fact in checkpoint_facts(survey)]
-    return spark.createDataFrame(pa.Table.from_batches([table(found)]))
+    facts = [fact for survey in surveys for fact in checkpoint_facts(survey)]
+    return spark.createDataFrame(pa.Table.from_batches([table(facts)]))

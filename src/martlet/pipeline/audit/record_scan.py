@@ -46,41 +46,34 @@ _CRC_AT = 8
 
 @dataclass(frozen=True)
 class ScanDamage:
-    """A range of positions without a valid record, though one should be there.
-
-    Attributes:
-        header: the header of the damaged record, if it can be read.
-    """
+    """A range of positions without a valid record, though one should be there."""
 
     start: int
     end: int
     reason: str
     header: Header | None = None
+    """The header of the damaged record, if it can be read."""
 
 
 @dataclass
 class Walked:
-    """The records of a segment.
-
-    Attributes:
-        data: the bytes of the segment.
-        base: the first position of the segment.
-        headers: the headers of all valid records in order, without batches in bundles.
-        bundled: the headers of batches in bundles.
-        end: the end of the last valid record.
-        closed: whether no record can follow in this segment.
-        damage: the damaged ranges, except a possible torn tail.
-        torn: damage at the end, which may be the log's torn tail.
-    """
+    """The records of a segment."""
 
     data: memoryview
     base: int
+    """The first position of the segment."""
     headers: Headers
+    """The headers of all valid records in order, without batches in bundles."""
     bundled: Headers
+    """The headers of batches in bundles."""
     end: int
+    """The end of the last valid record."""
     closed: bool
+    """Whether no record can follow in this segment."""
     damage: list[ScanDamage] = field(default_factory=list)
+    """The damaged ranges, except a possible torn tail."""
     torn: ScanDamage | None = None
+    """Damage at the end, which may be the log's torn tail."""
 
     @property
     def was_ended(self) -> bool:
@@ -121,12 +114,12 @@ def _likely(data: memoryview, base: int) -> Int64s:
     words = np.frombuffer(data, "<u8", count)
     halves = np.frombuffer(data, "<u4", 2 * count)[::2]
     last = count - _HEADER_WORDS + 1
-    found = []
+    candidates = []
     for start in range(0, max(last, 0), _PIECE_WORDS):
-        places = np.flatnonzero(halves[start : min(start + _PIECE_WORDS, last)] == MAGIC) + start
-        positions = words[places + _POSITION_WORD].astype(np.int64)
-        found.append(places[positions == 8 * places + base])
-    return 8 * np.concatenate(found) if found else np.empty(0, np.int64)
+        words_at = np.flatnonzero(halves[start : min(start + _PIECE_WORDS, last)] == MAGIC) + start
+        positions = words[words_at + _POSITION_WORD].astype(np.int64)
+        candidates.append(words_at[positions == 8 * words_at + base])
+    return 8 * np.concatenate(candidates) if candidates else np.empty(0, np.int64)
 
 
 def _headers(data: memoryview, starts: Int64s) -> Headers:
@@ -169,8 +162,8 @@ def _chosen(
     damage: list[ScanDamage] = []
     at = 0
     closed = False
-    places = zip(starts.tolist(), ends.tolist(), headers["kind"].tolist(), good, strict=True)
-    for number, (start, end, kind, is_good) in enumerate(places):
+    candidates = zip(starts.tolist(), ends.tolist(), headers["kind"].tolist(), good, strict=True)
+    for number, (start, end, kind, is_good) in enumerate(candidates):
         if start < at or not is_good:
             continue
         if closed:
@@ -211,10 +204,10 @@ def _tail(data: memoryview, base: int, end: int) -> ScanDamage | None:
 
 def _bundled(data: memoryview, base: int, starts: Int64s) -> Headers:
     """Return the headers of all batches in bundles."""
-    found = [np.empty(0, np.int64)]
+    batch_starts = [np.empty(0, np.int64)]
     for start in starts.tolist():
         header = read_header(data, start, base + start)
         record = data[start : start + header.length]
-        inner = [each.position - base for each, _ in batches_of(header, record)]
-        found.append(np.array(inner, np.int64))
-    return _headers(data, np.concatenate(found))
+        inner = [batch.position - base for batch, _ in batches_of(header, record)]
+        batch_starts.append(np.array(inner, np.int64))
+    return _headers(data, np.concatenate(batch_starts))

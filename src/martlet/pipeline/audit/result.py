@@ -29,22 +29,16 @@ _QUANTILES = (0.5, 0.99)
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit.
-
-    Attributes:
-        lines: the counts by topic, channel and hour; those of a topic have an empty channel.
-        findings: the problems.
-        logs: the logs that were read.
-        took_s: the duration.
-        changed: whether brokers removed segments during the audit, so that their messages cannot be
-            judged.
-    """
+    """The result of an audit."""
 
     lines: Sequence[CountLine]
+    """The counts by topic, channel and hour; those of a topic have an empty channel."""
     findings: Sequence[Finding]
     logs: Sequence[LogSummary]
     took_s: float
     changed: bool = False
+    """Whether brokers removed segments during the audit, so that their messages cannot be judged.
+    """
 
     @property
     def lost(self) -> int:
@@ -107,15 +101,15 @@ class Audit:
 
     def text(self) -> str:
         """Format the table, the findings and the verdict for a terminal."""
-        parts = [self._table(), *self._finding_lines(), self._verdict()]
-        return "\n".join(part for part in parts if part)
+        blocks = [self._table(), *self._finding_lines(), self._verdict()]
+        return "\n".join(block for block in blocks if block)
 
     def _table(self) -> str:
-        found = self.rows()
-        rare = (name for name in _RARE if any(row[name] for row in found))
+        hourly = self.rows()
+        rare = (name for name in _RARE if any(row[name] for row in hourly))
         shown = (*_SHOWN, *rare)
         rows = [("topic", "channel", "hour", *shown, "p50", "p99")]
-        for row in found:
+        for row in hourly:
             latencies = [_shown_ms(row[name]) for name in ("p50_ms", "p99_ms")]
             counts = [f"{row[name]:,}" for name in shown]
             hour = row["hour"] or "earlier"
@@ -138,8 +132,8 @@ class Audit:
 
     def describe(self, finding: Finding) -> str:
         """Describe a finding; with several brokers, also name the log."""
-        places = [log.place for log in self.logs if log.broker == finding.broker]
-        where = f"\n  in the log of {places[0]}" if places and len(self.logs) > 1 else ""
+        sources = [log.place for log in self.logs if log.broker == finding.broker]
+        where = f"\n  in the log of {sources[0]}" if sources and len(self.logs) > 1 else ""
         return describe(finding) + where
 
     def _verdict(self) -> str:
@@ -171,22 +165,24 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The outcome in one line."""
-        found = [] if self.findings else ["nothing is lost"]
+        outcomes = [] if self.findings else ["nothing is lost"]
         if self.lost:
-            found.append(_many(self.lost, "message is lost", "messages are lost"))
-        finishes = sum(each.count for each in self.findings if each.kind == "finish")
+            outcomes.append(_many(self.lost, "message is lost", "messages are lost"))
+        finishes = sum(finding.count for finding in self.findings if finding.kind == "finish")
         if finishes:
-            found.append(_many(finishes, "finish record is lost", "finish records are lost"))
-        damaged = sum(each.kind == "damage" for each in self.findings)
+            outcomes.append(_many(finishes, "finish record is lost", "finish records are lost"))
+        damaged = sum(finding.kind == "damage" for finding in self.findings)
         if damaged:
-            found.append(_many(damaged, "place is damaged", "places are damaged"))
+            outcomes.append(_many(damaged, "place is damaged", "places are damaged"))
         if self.doubled:
-            found.append(
+            outcomes.append(
                 _many(self.doubled, "message is stored twice", "messages are stored twice")
             )
         if self.dead:
-            found.append(_many(self.dead, "message is a dead letter", "messages are dead letters"))
-        return ", ".join(found)
+            outcomes.append(
+                _many(self.dead, "message is a dead letter", "messages are dead letters")
+            )
+        return ", ".join(outcomes)
 
     # as JSON
 
@@ -268,14 +264,14 @@ def _bound(number: int) -> str:
     return f"{BOUNDS_NS[number] / 1e6:g}" if number < len(BOUNDS_NS) else "more"
 
 
-def quantile_ms(buckets: Any, part: float) -> float | None:
+def quantile_ms(buckets: Any, quantile: float) -> float | None:
     """Return the bucket bound of a quantile in milliseconds; None for an empty histogram, infinity
     beyond the last bound.
     """
     total = int(buckets.sum())
     if not total:
         return None
-    number = int(np.searchsorted(np.cumsum(buckets), part * total))
+    number = int(np.searchsorted(np.cumsum(buckets), quantile * total))
     return BOUNDS_NS[number] / 1e6 if number < len(BOUNDS_NS) else float("inf")
 
 
@@ -321,9 +317,9 @@ def describe(finding: Finding) -> str:
     if finding.text:
         lines.append(f"  {finding.text}")
     lines += [
-        f"  {place.file}, position {place.start} to {place.end}"
-        f" (byte {place.start - place.base} of the file): {place.reason}"
-        for place in finding.places[:_MAX_PLACES]
+        f"  {lost.file}, position {lost.start} to {lost.end}"
+        f" (byte {lost.start - lost.base} of the file): {lost.reason}"
+        for lost in finding.places[:_MAX_PLACES]
     ]
     if len(finding.places) > _MAX_PLACES:
         lines.append(f"  and {len(finding.places) - _MAX_PLACES} places more")
@@ -334,8 +330,8 @@ def _finding_fields(finding: Finding) -> dict[str, Any]:
     fields = asdict(finding)
     fields["offsets"] = [list(stretch) for stretch in fields.pop("stretches")]
     fields["places"] = [
-        {**asdict(place), "file": place.file, "byte": place.start - place.base}
-        for place in finding.places
+        {**asdict(lost), "file": lost.file, "byte": lost.start - lost.base}
+        for lost in finding.places
     ]
     return fields
 

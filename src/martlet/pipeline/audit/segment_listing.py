@@ -29,31 +29,25 @@ class ListedSegmentGone(Exception):
 
 
 @dataclass(frozen=True)
-class SegmentPlace:
-    """The location of a segment.
-
-    Attributes:
-        broker: the broker's id.
-        base: the segment's first position.
-        bytes: the segment's size.
-        end: the end of the log when it was listed; -1 if unknown.
-        last: whether it is the newest segment.
-        data_path: the data folder on the broker's machine.
-        endpoint: the broker's HTTP endpoint; None for a data folder.
-        folder: where the data folder is, by `folder_place`; empty if unknown.
-    """
+class ListedSegment:
+    """The location of a segment."""
 
     broker: str
     base: int
     bytes: int
     end: int
+    """The end of the log when it was listed; -1 if unknown."""
     last: bool
+    """Whether it is the newest segment."""
     data_path: str
+    """The data folder on the broker's machine."""
     endpoint: Endpoint | None
+    """The broker's HTTP endpoint; None for a data folder."""
     folder: str = ""
+    """Where the data folder is, by `folder_place`; empty if unknown."""
 
-    def head(self, max_bytes: int) -> SegmentPlace:
-        """Return the place of the segment's first bytes."""
+    def head(self, max_bytes: int) -> ListedSegment:
+        """Return the segment's first bytes as a segment."""
         return replace(self, end=self.base + min(max_bytes, self.bytes), last=True)
 
     @contextmanager
@@ -77,11 +71,11 @@ class SegmentPlace:
 
     def _fetched(self, endpoint: Endpoint) -> memoryview:
         """Download the segment in pieces."""
-        wanted = self.bytes if self.end < 0 else min(self.bytes, self.end - self.base)
+        size_bytes = self.bytes if self.end < 0 else min(self.bytes, self.end - self.base)
         data = bytearray()
         try:
-            while len(data) < wanted:
-                max_count = min(_PIECE_BYTES, wanted - len(data))
+            while len(data) < size_bytes:
+                max_count = min(_PIECE_BYTES, size_bytes - len(data))
                 piece = endpoint.read(
                     "/log/segment", base=self.base, at=len(data), max_bytes=max_count
                 )
@@ -116,15 +110,13 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         raise ListedSegmentGone(f"{path} has gone") from error
 
 
-def _is_local(data_path: str, broker: str, place: str) -> bool:
-    """Return whether a data folder on this machine belongs to a broker, by the broker's id and, as
-    another machine may have a copy, by its place.
-    """
+def _is_local(data_path: str, broker: str, folder_id: str) -> bool:
+    """Whether the data folder on this machine is the broker's, and not another machine's copy."""
     folder = Path(data_path)
     try:
         identity = json.loads((folder / "broker.json").read_bytes())
         readable = os.access(folder / "log", os.R_OK | os.X_OK)
-        if place and folder_place(folder) != place:
+        if folder_id and folder_place(folder) != folder_id:
             return False
     except (OSError, ValueError):
         return False
@@ -133,27 +125,21 @@ def _is_local(data_path: str, broker: str, place: str) -> bool:
 
 @dataclass(frozen=True)
 class Survey:
-    """The segments and the checkpoint of one broker's log.
-
-    Attributes:
-        broker: the broker's id.
-        place: the broker's address or data folder.
-        segments: the segments by base, at least one.
-        checkpoint: the checkpoint; None if there is none.
-        is_running: whether the broker is running, so that the log may grow.
-        folder: where its data folder is, by `folder_place`; empty if unknown.
-        is_replica: whether other folders may have its id.
-        trouble: why an existing checkpoint could not be read.
-    """
+    """The segments and the checkpoint of one broker's log."""
 
     broker: str
-    place: str
-    segments: tuple[SegmentPlace, ...]
+    source: str
+    """The broker's address or data folder."""
+    segments: tuple[ListedSegment, ...]
     checkpoint: Checkpoint | None
     is_running: bool
+    """Whether the broker is running, so that the log may grow."""
     trouble: str = ""
+    """Why an existing checkpoint could not be read."""
     folder: str = ""
+    """Where its data folder is, by `folder_place`; empty if unknown."""
     is_replica: bool = False
+    """Whether other folders may have its id."""
 
     @property
     def bytes(self) -> int:
@@ -179,7 +165,7 @@ def survey_broker(endpoint: Endpoint) -> Survey:
         BrokerUnreachable, BrokerRefused: the broker does not answer, or rejects the request.
     """
     try:
-        found = json.loads(endpoint.read("/log/segments"))
+        listing = json.loads(endpoint.read("/log/segments"))
         # After the list, so that the checkpoint needs no segment that was removed before it.
         try:
             data: bytes | None = endpoint.read("/log/checkpoint")
@@ -189,30 +175,30 @@ def survey_broker(endpoint: Endpoint) -> Survey:
             data = None
     finally:
         endpoint.close()
-    segments = found["segments"]
-    places = tuple(
-        SegmentPlace(
-            broker=found["broker"],
+    segments = listing["segments"]
+    listed_segments = tuple(
+        ListedSegment(
+            broker=listing["broker"],
             base=segment["base"],
             bytes=segment["bytes"],
-            end=found["position"],
+            end=listing["position"],
             last=segment is segments[-1],
-            data_path=found["data_path"],
-            folder=found.get("folder", ""),
+            data_path=listing["data_path"],
+            folder=listing.get("folder", ""),
             endpoint=endpoint,
         )
         for segment in segments
     )
     loaded, trouble = _loaded(_Fetched(data))
     return Survey(
-        found["broker"],
+        listing["broker"],
         endpoint.address,
-        places,
+        listed_segments,
         loaded,
         is_running=True,
         trouble=trouble,
-        folder=found.get("folder", ""),
-        is_replica="run" not in found,
+        folder=listing.get("folder", ""),
+        is_replica="run" not in listing,
     )
 
 
@@ -230,26 +216,26 @@ def survey_folder(data_path: str) -> Survey:
     paths = sorted((folder.path / "log").glob("*.log"))
     sizes = [(int(path.stem), path.stat().st_size) for path in paths if path.stem.isdecimal()]
     # An empty file was being created at a crash; the next start removes it.
-    found = [(base, size) for base, size in sizes if size]
-    if not found:
+    files = [(base, size) for base, size in sizes if size]
+    if not files:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
-    place = folder_place(folder.path)
+    folder_id = folder_place(folder.path)
     loaded, trouble = _loaded(folder)  # After the list, as in `survey_broker`.
-    places = tuple(
-        SegmentPlace(
+    listed_segments = tuple(
+        ListedSegment(
             broker=broker,
             base=base,
             bytes=size,
             end=-1,
-            last=base == found[-1][0],
+            last=base == files[-1][0],
             data_path=str(folder.path.resolve()),
-            folder=place,
+            folder=folder_id,
             endpoint=None,
         )
-        for base, size in found
+        for base, size in files
     )
     is_running = folder.in_use
-    return Survey(broker, data_path, places, loaded, is_running, trouble, folder=place)
+    return Survey(broker, data_path, listed_segments, loaded, is_running, trouble, folder=folder_id)
 
 
 def _loaded(files: Folder | _Fetched) -> tuple[Checkpoint | None, str]:

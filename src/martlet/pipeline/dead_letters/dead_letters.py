@@ -30,18 +30,13 @@ _PAST = {"redrive": "brought back", "drop": "dropped"}
 
 @dataclass(frozen=True)
 class Grouped:
-    """The result of a run.
-
-    Attributes:
-        count: the number of selected dead letters.
-        groups: the 1000 largest groups, with ``count``, ``oldest``, ``newest`` and ``example``,
-            an id.
-        done: the result of the redrive or drop; None for a list or dry run.
-    """
+    """The result of a run."""
 
     count: int
     groups: list[dict[str, Any]]
+    """The 1000 largest groups, with ``count``, ``oldest``, ``newest`` and ``example``, an id."""
     done: RedriveResult | None
+    """The result of the redrive or drop; None for a list or dry run."""
 
 
 def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = None) -> Grouped:
@@ -95,9 +90,9 @@ def _dead_letter_topics(options: DeadLetterJobOptions) -> list[DeadLetterTopic]:
         brokers.close()
 
 
-def _select(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
+def _select(letters: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
     with query_errors_as(f"--json-schema={options.json_schema}"):
-        fields = with_fields(found, options.json_schema)
+        fields = with_fields(letters, options.json_schema)
     with query_errors_as(f"--where={options.where}"):
         return fields.where(options.where) if options.where else fields
 
@@ -119,28 +114,28 @@ def _groups(chosen: DataFrame, options: DeadLetterJobOptions) -> list[dict[str, 
 
 
 def _work(options: DeadLetterJobOptions, run: Run) -> int:
-    found = _run(options, run)
-    if found.groups:
+    result = _run(options, run)
+    if result.groups:
         table = Table(box=None, pad_edge=False)
-        for name in found.groups[0]:
+        for name in result.groups[0]:
             is_count = name == "count"
             table.add_column(name, justify="right" if is_count else "left", overflow="fold")
-        for row in found.groups:
+        for row in result.groups:
             table.add_row(*map(_cell, row.values()))
         run.console.print(table)
-    if len(found.groups) == _MAX_GROUPS:
+    if len(result.groups) == _MAX_GROUPS:
         run.say(f"these are the {_MAX_GROUPS:,} largest groups; --by=reason,topic makes fewer")
     if options.action == "list" or options.dry_run:
         verb = f" would be {_PAST[options.action]}" if options.dry_run else ""
-        run.say(f"{counted(found.count, 'dead letter', form=',')}{verb}")
+        run.say(f"{counted(result.count, 'dead letter', form=',')}{verb}")
         return OK
-    assert found.done is not None
-    run.say(f"{counted(found.done.count, 'dead letter', form=',')} {_PAST[options.action]}")
-    for why, number in found.done.kept.items():
+    assert result.done is not None
+    run.say(f"{counted(result.done.count, 'dead letter', form=',')} {_PAST[options.action]}")
+    for why, number in result.done.kept.items():
         run.say(f"{number:,} stay: {why}")
-    if found.done.gone:
-        run.say(f"{found.done.gone:,} were not there any more when it came to them")
-    return FAILED if found.done.kept else OK
+    if result.done.gone:
+        run.say(f"{result.done.gone:,} were not there any more when it came to them")
+    return FAILED if result.done.kept else OK
 
 
 def _cell(value: object) -> str:

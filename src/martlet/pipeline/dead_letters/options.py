@@ -58,14 +58,14 @@ class DeadLetterJobOptions(JobOptions):
     @property
     def expressions(self) -> list[str]:
         """The expressions to group by, split at commas outside of parentheses and quotes."""
-        found, depth, quote = [""], 0, ""
+        expressions, depth, quote = [""], 0, ""
         for character in self.by:
             if quote or character in _QUOTES:
                 quote = "" if character == quote else quote or character
             else:
                 depth += (character == "(") - (character == ")")
             if character == "," and not depth and not quote:
-                found.append("")
+                expressions.append("")
             else:
-                found[-1] += character
-        return [expression.strip() for expression in found if expression.strip()]
+                expressions[-1] += character
+        return [expression.strip() for expression in expressions if expression.strip()]

@@ -86,26 +86,26 @@ def dead_letter_topics(endpoints: Iterable[Endpoint]) -> list[DeadLetterTopic]:
     Raises:
         BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
-    found = []
+    topics = []
     for endpoint in endpoints:
         answer = endpoint.call("dead_letters.list", {})
-        found += [
+        topics += [
             DeadLetterTopic(endpoint, topic["dead_letter_topic"])
             for topic in answer["dead_letter_topics"]
             if topic["count"]
         ]
-    return found
+    return topics
 
 
-def read_dead_letters(spark: SparkSession, found: Sequence[DeadLetterTopic]) -> DataFrame:
+def read_dead_letters(spark: SparkSession, topics: Sequence[DeadLetterTopic]) -> DataFrame:
     """Read all dead letters of some topics, each topic in one task."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch["id"].to_pylist():
-                yield from _pages(found[number])
+                yield from _pages(topics[number])
 
-    count = len(found)
+    count = len(topics)
     return spark.range(0, count, 1, max(1, count)).mapInArrow(read, SCHEMA)
 
 

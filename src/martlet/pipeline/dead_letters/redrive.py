@@ -28,18 +28,15 @@ _ARROW = pa.schema([("count", pa.int64()), ("why", pa.string()), ("kept", pa.int
 
 @dataclass(frozen=True)
 class RedriveResult:
-    """The result of a redrive or drop.
-
-    Attributes:
-        count: the number of dead letters that were redriven or dropped.
-        kept: the number of dead letters that stay, by the reason.
-        gone: the number of dead letters that were finished, redriven or dropped meanwhile, also by
-            a Spark task that was lost afterwards.
-    """
+    """The result of a redrive or drop."""
 
     count: int
+    """The number of dead letters that were redriven or dropped."""
     kept: dict[str, int]
+    """The number of dead letters that stay, by the reason."""
     gone: int = 0
+    """The number of dead letters that were finished, redriven or dropped meanwhile, also by a Spark
+    task that was lost afterwards."""
 
 
 def act(
@@ -65,8 +62,8 @@ def act(
         for batch in batches:
             rows = batch.to_pylist()
             for first in range(0, len(rows), _IDS_PER_CALL):
-                part = rows[first : first + _IDS_PER_CALL]
-                yield from _call(part, _CALLS[action], extra, endpoints)
+                chunk = rows[first : first + _IDS_PER_CALL]
+                yield from _call(chunk, _CALLS[action], extra, endpoints)
 
     results = (
         chosen.select(*_QUEUE, "offset", "id")

@@ -25,14 +25,10 @@ _PLAN, _STEP = "plan.json", "step.json"
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """The plan of a replay.
-
-    Attributes:
-        name: the application id of its transactions.
-        start, end: the positions between which it sends messages.
-    """
+    """The plan of a replay."""
 
     name: str
+    """The application id of its transactions."""
     start: Position
     end: Position
 
@@ -48,17 +44,13 @@ class ReplayStep:
 
 @dataclass(frozen=True)
 class ReplayProgress:
-    """The progress of a replay.
-
-    Attributes:
-        step: the last step that was started.
-        is_done: whether that step was completed.
-        sent_count: the number of messages that all completed steps have sent.
-    """
+    """The progress of a replay."""
 
     step: ReplayStep
+    """The last step that was started."""
     is_done: bool
     sent_count: int
+    """The number of messages that all completed steps have sent."""
 
 
 class Ledger:

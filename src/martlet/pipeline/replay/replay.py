@@ -31,19 +31,14 @@ _KEPT = "_message"
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay.
-
-    Attributes:
-        read_count: the number of messages that this run has read.
-        sent_count: the number of messages that it has sent; with `dry_run`, would have sent.
-        left_count: the number of messages that are left to read, if the run was ended early.
-        sent_before_count: the number of messages that earlier runs have sent.
-    """
+    """The result of a replay."""
 
     read_count: int
     sent_count: int
+    """The number of messages that it has sent; with `dry_run`, would have sent."""
     left_count: int
     sent_before_count: int = 0
+    """The number of messages that earlier runs have sent."""
 
 
 def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> Replayed:
@@ -164,10 +159,10 @@ class ReplayJob:
             return fields.where(self._options.where).select(f"{_KEPT}.*")
 
     def _target(self) -> dict[str, str]:
-        found = self._options.sink
+        options = self._options.sink
         if self._options.to_addresses:
-            found["addresses"] = ",".join(self._options.to_addresses)
-        return found
+            options["addresses"] = ",".join(self._options.to_addresses)
+        return options
 
 
 def _reached(plan: ReplayPlan, last: ReplayProgress | None) -> Position:

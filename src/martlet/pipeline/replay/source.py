@@ -118,20 +118,20 @@ class ArchiveReplaySource(ReplaySource):
         self._start = parse_bound("--start", options.start)
         self._end = parse_bound("--end", options.end)
         with query_errors_as(f"--from-archive={options.from_archive}"):
-            found = spark.read.parquet(options.from_archive)
-        if "_offset" in found.columns:
+            rows = spark.read.parquet(options.from_archive)
+        if "_offset" in rows.columns:
             # A field that has the name of a column of the source is still in the body.
             taken = {*_ORIGIN, "timestamp", *_SENT}
-            fields = [name for name in found.columns if name.lower() not in taken]
-            found = found.select(*_of_json(found), *map(F.col, fields))
-        missing = [name for name in (*_ORIGIN, "value", "timestamp") if name not in found.columns]
+            fields = [name for name in rows.columns if name.lower() not in taken]
+            rows = rows.select(*_of_json(rows), *map(F.col, fields))
+        missing = [name for name in (*_ORIGIN, "value", "timestamp") if name not in rows.columns]
         if missing:
             raise JobFailed(
                 f"--from-archive={options.from_archive} is not an archive of messages: it has no"
                 f" column {', '.join(missing)}"
             )
         # Spark infers a number for the folder of a topic with a numeric name.
-        self._messages = found.withColumn("topic", found["topic"].cast("string"))
+        self._messages = rows.withColumn("topic", rows["topic"].cast("string"))
 
     def bounds(self) -> tuple[Position, Position]:
         """Find the first and the last offset of each queue within the bounds."""
@@ -151,8 +151,8 @@ class ArchiveReplaySource(ReplaySource):
         """Return the messages as read from the files; files without these offsets are skipped."""
         from pyspark.sql import functions as F
 
-        parts = [_within(key, first, end[key]) for key, first in start.items() if first < end[key]]
-        return self._messages.where(reduce(or_, parts) if parts else F.lit(False))
+        queues = [_within(key, first, end[key]) for key, first in start.items() if first < end[key]]
+        return self._messages.where(reduce(or_, queues) if queues else F.lit(False))
 
 
 def _within(key: QueueKey, start: int, end: int) -> Column:
@@ -181,7 +181,7 @@ def _since(bound: Bound, name: str) -> Column:
     return F.col("timestamp") >= F.timestamp_micros(F.lit(time_ns // 1000))
 
 
-def _of_json(found: DataFrame) -> list[Column]:
+def _of_json(rows: DataFrame) -> list[Column]:
     """Return the columns of the source for an archive of JSON messages."""
     from pyspark.sql import functions as F
 
@@ -197,24 +197,22 @@ def _of_json(found: DataFrame) -> list[Column]:
     # A partition column is a field only if its value differs from the derived one.
     fields = [
         F.when(~F.col(name).eqNullSafe(folders[name]), F.col(name)).alias(name)
-        if name in folders and _is_folder(found, name)
+        if name in folders and _is_folder(rows, name)
         else F.col(name)
-        for name in found.columns
+        for name in rows.columns
         if not name.startswith("_")
     ]
     text = F.to_json(F.struct(*fields)).cast("binary")
     kept = [
-        F.col(name).cast("binary")
-        for name in ("_value", "_corrupt_record")
-        if name in found.columns
+        F.col(name).cast("binary") for name in ("_value", "_corrupt_record") if name in rows.columns
     ]
     columns = [F.coalesce(*kept, text).alias("value")]
-    return columns + [F.col(old).alias(new) for new, old in origin.items() if old in found.columns]
+    return columns + [F.col(old).alias(new) for new, old in origin.items() if old in rows.columns]
 
 
-def _is_folder(found: DataFrame, name: str) -> bool:
+def _is_folder(rows: DataFrame, name: str) -> bool:
     """Return whether a column is a partition column."""
-    return any(f"/{name}=" in file for file in found.inputFiles()[:1])
+    return any(f"/{name}=" in file for file in rows.inputFiles()[:1])
 
 
 def sent_columns(messages: DataFrame) -> list[str]:

@@ -117,9 +117,9 @@ def _to_json(value: object) -> Any:
     return str(value)
 
 
-def _of_json(found: dict[str, Any]) -> Any:
-    if len(found) == 1:
-        ((name, value),) = found.items()
+def _of_json(fields: dict[str, Any]) -> Any:
+    if len(fields) == 1:
+        ((name, value),) = fields.items()
         if name[:1] == "$" and name[1:] in _KINDS:
             return _KINDS[name[1:]](value)
-    return found
+    return fields

@@ -48,59 +48,45 @@ class BadDescription(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure: aggregates by window, or any SQL query.
-
-    Attributes:
-        name: its name, also of its column, file or folder.
-        window: the length of a window in Spark's notation: ``1 minute``.
-        slide: the interval at which windows begin; empty for windows that do not overlap.
-        by: expressions to group by.
-        where: the condition for messages that count; empty for all.
-        count: whether to count messages.
-        rate: whether to show messages per second.
-        percentiles: by expression, the percentiles from 0 to 100.
-        distinct: expressions whose different values are counted, with a standard error of 0.8 %.
-        top: by expression, the number of most frequent values; exact for windows with at most as
-            many different values as are tracked, at least a hundred.
-        values: other aggregates by name.
-        sql: instead of all of these, a query on the table ``messages``.
-        mode: the output mode of the query.
-    """
+    """One figure: aggregates by window, or any SQL query."""
 
     name: str
+    """Its name, also of its column, file or folder."""
     window: str = ""
+    """The length of a window in Spark's notation: ``1 minute``."""
     slide: str = ""
+    """The interval at which windows begin; empty for windows that do not overlap."""
     by: tuple[str, ...] = ()
     where: str = ""
+    """The condition for messages that count; empty for all."""
     count: bool = False
     rate: bool = False
     percentiles: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By expression, the percentiles from 0 to 100."""
     distinct: tuple[str, ...] = ()
+    """Expressions whose different values are counted, with a standard error of 0.8 %."""
     top: Mapping[str, int] = field(default_factory=dict)
+    """By expression, the number of most frequent values; exact for windows with at most as many
+    different values as are tracked, at least a hundred."""
     values: Mapping[str, str] = field(default_factory=dict)
+    """Other aggregates by name."""
     sql: str = ""
+    """Instead of all of these, a query on the table ``messages``."""
     mode: Mode = "update"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """A report.
-
-    Attributes:
-        title: the title of the page.
-        topics: the topics to read; the options may name more.
-        schema: the fields of JSON messages, as DDL.
-        time: the event time column.
-        watermark: the maximum delay of messages that still count.
-        figures: the figures to show.
-    """
+    """A report."""
 
     figures: tuple[Figure, ...]
     title: str = "Report"
     topics: tuple[str, ...] = ()
     schema: str = ""
+    """The fields of JSON messages, as DDL."""
     time: str = _DEFAULT_TIME
     watermark: str = _DEFAULT_WATERMARK
+    """The maximum delay of messages that still count."""
 
 
 def parse(text: str) -> Description:
@@ -110,22 +96,22 @@ def parse(text: str) -> Description:
         BadDescription: the text is not valid TOML, or not a valid description.
     """
     try:
-        given = tomllib.loads(text)
+        fields = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadDescription(f"the description is not valid TOML: {error}") from None
-    figures = given.pop("figures", {})
-    _refuse_unknown("the description", given, Description, but="figures")
+    figures = fields.pop("figures", {})
+    _refuse_unknown("the description", fields, Description, but="figures")
     if not isinstance(figures, dict) or not figures:
         raise BadDescription("the description has no figures; [figures.sales] begins one")
     if len(figures) > MAX_FIGURES:
         raise BadDescription(f"{len(figures)} figures are more than {MAX_FIGURES}")
     return Description(
         figures=tuple(_figure(name, entry) for name, entry in figures.items()),
-        title=_text("title", given.get("title", "Report")),
-        topics=_topics(given.get("topics", [])),
-        schema=_text("schema", given.get("schema", "")),
-        time=_text("time", given.get("time", _DEFAULT_TIME)),
-        watermark=_text("watermark", given.get("watermark", _DEFAULT_WATERMARK)),
+        title=_text("title", fields.get("title", "Report")),
+        topics=_topics(fields.get("topics", [])),
+        schema=_text("schema", fields.get("schema", "")),
+        time=_text("time", fields.get("time", _DEFAULT_TIME)),
+        watermark=_text("watermark", fields.get("watermark", _DEFAULT_WATERMARK)),
     )
 
 
@@ -134,36 +120,36 @@ def of_sql(sql: str, *, topics: tuple[str, ...], mode: Mode = "update") -> Descr
     return Description(figures=(Figure(name="report", sql=sql, mode=mode),), topics=topics)
 
 
-def _figure(name: str, given: object) -> Figure:
+def _figure(name: str, fields: object) -> Figure:
     at = f"figures.{name}"
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise BadDescription(f"{at} is no table")
     if not name.replace("-", "_").isidentifier():
         raise BadDescription(f"{at}: a figure's name has letters, digits, - and _ alone")
-    _refuse_unknown(at, given, Figure, but="name")
+    _refuse_unknown(at, fields, Figure, but="name")
     figure = Figure(
         name=name,
-        window=_text(f"{at}.window", given.get("window", "")),
-        slide=_text(f"{at}.slide", given.get("slide", "")),
-        by=_texts(f"{at}.by", given.get("by", [])),
-        where=_text(f"{at}.where", given.get("where", "")),
-        count=_boolean(f"{at}.count", given.get("count", False)),
-        rate=_boolean(f"{at}.rate", given.get("rate", False)),
-        percentiles=_percentiles(f"{at}.percentiles", given.get("percentiles", {})),
-        distinct=_texts(f"{at}.distinct", given.get("distinct", [])),
-        top=_top(f"{at}.top", given.get("top", {})),
-        values=_values(f"{at}.values", given.get("values", {})),
-        sql=_text(f"{at}.sql", given.get("sql", "")),
-        mode=_mode(f"{at}.mode", given.get("mode", "update")),
+        window=_text(f"{at}.window", fields.get("window", "")),
+        slide=_text(f"{at}.slide", fields.get("slide", "")),
+        by=_texts(f"{at}.by", fields.get("by", [])),
+        where=_text(f"{at}.where", fields.get("where", "")),
+        count=_boolean(f"{at}.count", fields.get("count", False)),
+        rate=_boolean(f"{at}.rate", fields.get("rate", False)),
+        percentiles=_percentiles(f"{at}.percentiles", fields.get("percentiles", {})),
+        distinct=_texts(f"{at}.distinct", fields.get("distinct", [])),
+        top=_top(f"{at}.top", fields.get("top", {})),
+        values=_values(f"{at}.values", fields.get("values", {})),
+        sql=_text(f"{at}.sql", fields.get("sql", "")),
+        mode=_mode(f"{at}.mode", fields.get("mode", "update")),
     )
     if figure.sql:
-        others = sorted(given.keys() - {"sql", "mode"})
+        others = sorted(fields.keys() - {"sql", "mode"})
         if others:
             raise BadDescription(f"{at} has sql, and so cannot have {', '.join(others)}")
         return figure
     if not figure.window:
         raise BadDescription(f'{at} needs a window, as window = "1 minute", or sql')
-    if "mode" in given:
+    if "mode" in fields:
         raise BadDescription(f"{at}.mode is for a figure that has sql")
     if not (
         figure.count
@@ -177,11 +163,11 @@ def _figure(name: str, given: object) -> Figure:
     return figure
 
 
-def _refuse_unknown(at: str, given: Mapping[str, Any], kind: type, *, but: str) -> None:
-    known = [entry.name for entry in fields(kind) if entry.name != but]
-    unknown = [name for name in given if name not in known]
+def _refuse_unknown(at: str, table: Mapping[str, Any], kind: type, *, but: str) -> None:
+    names = [entry.name for entry in fields(kind) if entry.name != but]
+    unknown = [name for name in table if name not in names]
     if unknown:
-        raise BadDescription(f"{at} has no {', '.join(unknown)}; it has {', '.join(known)}")
+        raise BadDescription(f"{at} has no {', '.join(unknown)}; it has {', '.join(names)}")
 
 
 def _text(at: str, value: object) -> str:
@@ -217,31 +203,31 @@ def _table(at: str, value: object) -> dict[str, Any]:
 
 
 def _percentiles(at: str, value: object) -> dict[str, tuple[float, ...]]:
-    found = {}
-    for of, wanted in _table(at, value).items():
-        numbers = wanted if isinstance(wanted, list) else [wanted]
+    percentiles = {}
+    for of, entry in _table(at, value).items():
+        numbers = entry if isinstance(entry, list) else [entry]
         if not numbers or not all(
             isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 100
             for n in numbers
         ):
-            raise BadDescription(f"{at}.{of} is {wanted!r} and no list of 0 to 100, as [50, 99.9]")
-        found[of] = tuple(float(number) for number in numbers)
-    return found
+            raise BadDescription(f"{at}.{of} is {entry!r} and no list of 0 to 100, as [50, 99.9]")
+        percentiles[of] = tuple(float(number) for number in numbers)
+    return percentiles
 
 
 def _top(at: str, value: object) -> dict[str, int]:
-    found = _table(at, value)
-    for of, max_count in found.items():
+    counts = _table(at, value)
+    for of, max_count in counts.items():
         if type(max_count) is not int or not 1 <= max_count <= 1000:
             raise BadDescription(f"{at}.{of} is {max_count!r} and not from 1 to 1000")
-    return found
+    return counts
 
 
 def _values(at: str, value: object) -> dict[str, str]:
-    found = _table(at, value)
-    for name, expression in found.items():
+    expressions = _table(at, value)
+    for name, expression in expressions.items():
         _text(f"{at}.{name}", expression)
-    return found
+    return expressions
 
 
 def _mode(at: str, value: object) -> Mode:

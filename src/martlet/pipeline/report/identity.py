@@ -39,9 +39,9 @@ def keys_of(figure: Figure, rows: DataFrame) -> list[str] | None:
         projects += [plan] if kind == "Project" else []
         plan = plan.child()
     if kind == "Aggregate":
-        found = _grouped_by(figure, plan, projects)
+        keys = _grouped_by(figure, plan, projects)
         output = zip(rows.columns, _each(analyzed.output()), strict=True)
-        return [name for name, column in output if _id(column) in found]
+        return [name for name, column in output if _id(column) in keys]
     if "Aggregate" not in _kinds(plan):
         return None
     kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
@@ -56,9 +56,9 @@ def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]
         aggregate: the aggregate of the plan.
         projects: the projections of its columns, the last one first.
     """
-    wanted: set[int] = set()
+    group_ids: set[int] = set()
     for expression in _each(aggregate.groupingExpressions()):
-        wanted |= _references(expression)
+        group_ids |= _references(expression)
     made_of = {
         _id(named): _references(named)
         for named in _each(aggregate.aggregateExpressions())
@@ -71,7 +71,7 @@ def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]
             for column_id, of in columns.items()
             if of <= made_of.keys()
         }
-    if not wanted <= set().union(*made_of.values()):
+    if not group_ids <= set().union(*made_of.values()):
         raise JobFailed(
             f"figures.{figure.name} has rows that change, and no columns identify them: SELECT all"
             ' columns of GROUP BY too, or say mode = "complete"'
@@ -102,5 +102,5 @@ def _id(named: Any) -> int:
     return int(named.exprId().id())
 
 
-def _each(found: Any) -> Iterator[Any]:
-    return (found.apply(number) for number in range(found.length()))
+def _each(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(number) for number in range(sequence.length()))

@@ -46,23 +46,23 @@ def percentile_name(of: str, percentile: float) -> str:
 
 def aggregates(figure: Figure) -> list[tuple[str, str]]:
     """Return the columns of a figure with their aggregates."""
-    found = []
+    columns = []
     if figure.count:
-        found.append(("count", "count(*)"))
+        columns.append(("count", "count(*)"))
     if figure.rate:
         seconds = f"(unix_micros(first({_WINDOW}.end)) - unix_micros(first({_WINDOW}.start))) / 1e6"
-        found.append(("rate", f"count(*) / ({seconds})"))
-    for of, wanted in figure.percentiles.items():
-        for percentile in wanted:
+        columns.append(("rate", f"count(*) / ({seconds})"))
+    for of, percentiles in figure.percentiles.items():
+        for percentile in percentiles:
             name = percentile_name(of, percentile)
-            found.append((name, f"approx_percentile({of}, {percentile / 100!r})"))
+            columns.append((name, f"approx_percentile({of}, {percentile / 100!r})"))
     for of in figure.distinct:
         sketch = f"hll_sketch_agg(concat('=', CAST({of} AS STRING)), {_SKETCH_LOG2})"
-        found.append((f"{name_of(of)}_distinct", f"hll_sketch_estimate({sketch})"))
+        columns.append((f"{name_of(of)}_distinct", f"hll_sketch_estimate({sketch})"))
     for of, max_count in figure.top.items():
         tracked = min(_MAX_TRACKED, max(_TOP_TRACKED, 10 * max_count))
-        found.append((f"{name_of(of)}_top", f"approx_top_k({of}, {max_count}, {tracked})"))
-    return found + list(figure.values.items())
+        columns.append((f"{name_of(of)}_top", f"approx_top_k({of}, {max_count}, {tracked})"))
+    return columns + list(figure.values.items())
 
 
 def require_columns(figure: Figure) -> None:

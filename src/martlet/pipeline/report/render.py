@@ -87,8 +87,8 @@ def _notes(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
         "rate": "messages a second, over the length of the window",
         _STATE: "an open window may still get messages, and its figures may change",
     }
-    for of, wanted in figure.percentiles.items():
-        for percentile in wanted:
+    for of, percentiles in figure.percentiles.items():
+        for percentile in percentiles:
             text = f"{percentile:g} % of the values of {of} are not above this"
             notes[percentile_name(of, percentile)] = text
     for of in figure.distinct:
@@ -106,11 +106,11 @@ def _plots(figure: Figure, rows: Sequence[Row], open_from: datetime | None) -> l
         return []
     groups = [name_of(expression) for expression in figure.by]
     first_open = None if open_from is None else starts.index(open_from)
-    found: list[Section] = []
+    plots: list[Section] = []
     for name, _ in aggregates(figure):
         if any(isinstance(row.get(name), list) for row in rows):
             newest = [row for row in rows if row[START] == starts[-1]]
-            found += [_top(figure, name, row, groups) for row in newest[:3]]
+            plots += [_top(figure, name, row, groups) for row in newest[:3]]
             continue
         series: dict[str, dict[datetime, Any]] = {}
         for row in rows:
@@ -121,8 +121,8 @@ def _plots(figure: Figure, rows: Sequence[Row], open_from: datetime | None) -> l
             for group, values in series.items()
         }
         title = f"{figure.name}: {name}"
-        found.append(Plot(title, starts, numbers, unit=name, open_from=first_open))
-    return found
+        plots.append(Plot(title, starts, numbers, unit=name, open_from=first_open))
+    return plots
 
 
 def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Plot:

@@ -79,9 +79,9 @@ class LiveReport:
     def __init__(
         self, options: LiveReportOptions, description: Description | None, run: Run
     ) -> None:
-        found = description or read_description(options)
-        self.description = dataclasses.replace(found, topics=topics_of(found, options))
-        check_description(found, options)
+        complete = description or read_description(options)
+        self.description = dataclasses.replace(complete, topics=topics_of(complete, options))
+        check_description(complete, options)
         self._options = options
         self._run = run
         self._boards: dict[str, FigureBoard] = {}
@@ -138,16 +138,16 @@ class LiveReport:
 
         description = self.description
         with query_errors_as(f"the schema {description.schema!r} is invalid"):
-            found = with_fields(self._source(), description.schema)
+            messages = with_fields(self._source(), description.schema)
         with query_errors_as(f"time = {description.time!r} is invalid"):
-            kind = dict(found.select(F.col(quoted(description.time))).dtypes)[description.time]
+            kind = dict(messages.select(F.col(quoted(description.time))).dtypes)[description.time]
         if not kind.startswith("timestamp"):
             raise JobFailed(
                 f"time = {description.time!r} is invalid: it must name a column of type TIMESTAMP,"
                 f" and this is {kind.upper()}"
             )
         with query_errors_as(f"watermark = {description.watermark!r} is invalid"):
-            return found.withWatermark(description.time, description.watermark)
+            return messages.withWatermark(description.time, description.watermark)
 
     def _require_same(self, figure: Figure, checkpoint: str) -> None:
         """Check that a figure is the one that the checkpoint was written for.
@@ -279,9 +279,9 @@ def read_description(options: LiveReportOptions) -> Description:
         if not options.description.endswith(".sql"):
             return parse(text)
         sql = text.strip().rstrip(";")
-    found = of_sql(sql, topics=(), mode=options.mode)  # type: ignore[arg-type]  # checked there
+    query = of_sql(sql, topics=(), mode=options.mode)  # type: ignore[arg-type]  # checked there
     return dataclasses.replace(
-        found, schema=options.json_schema, time=options.time, watermark=options.watermark
+        query, schema=options.json_schema, time=options.time, watermark=options.watermark
     )
 
 
@@ -319,13 +319,13 @@ def _work(options: LiveReportOptions, run: Run) -> int:
 
 def _check(options: LiveReportOptions, description: Description | None = None) -> None:
     try:
-        found = description or read_description(options)
-        check_description(found, options)
+        complete = description or read_description(options)
+        check_description(complete, options)
     except BadDescription as error:
         if description is not None:
             raise
         raise OptionError(f"--description={options.description}: {error}") from None
-    require_topics(options, {"topic": ",".join(topics_of(found, options))})
+    require_topics(options, {"topic": ",".join(topics_of(complete, options))})
 
 
 JOB = Job(

@@ -23,7 +23,7 @@ _HTTPS = "https://"
 
 def split_at_commas(text: str) -> tuple[str, ...]:
     """The parts of a text, each once."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    return tuple(dict.fromkeys(entry.strip() for entry in text.split(",") if entry.strip()))
 
 
 def parse_addresses(name: str, text: str) -> tuple[str, ...]:
@@ -47,19 +47,16 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OperatorToken:
-    """An operator's token, and which brokers get it.
-
-    Attributes:
-        path: of the file with it, read for each request so that a new token is found; empty for
-            none.
-        named: the addresses that the user has given.
-        trusted: which brokers get it although a lookup daemon alone names them, as
-            `martlet.http_requests.TrustedBrokers` has it.
-    """
+    """An operator's token, and which brokers get it."""
 
     path: str = ""
+    """The file with the token, read for each request so that a new token is used; empty for none.
+    """
     named: frozenset[str] = frozenset()
+    """The addresses that the user has given."""
     trusted: tuple[str, ...] = ()
+    """Which brokers get it although a lookup daemon alone names them, as
+    `martlet.http_requests.TrustedBrokers` has it."""
 
     @classmethod
     def checked(cls, path: str, named: Iterable[str], trusted: Iterable[str]) -> OperatorToken:
@@ -80,8 +77,8 @@ class OperatorToken:
         """Whether there is a token that a broker does not get."""
         if not self.path or address in self.named:
             return False
-        place = Address.parse(address.removeprefix(_HTTPS))
-        return not TrustedBrokers(self.trusted).has(place)
+        broker = Address.parse(address.removeprefix(_HTTPS))
+        return not TrustedBrokers(self.trusted).has(broker)
 
     def headers(self, address: str) -> dict[str, str]:
         """The headers of a request with it; none for a broker that does not get it.
@@ -103,18 +100,15 @@ def with_port(address: str, port: int) -> str:
 
 @dataclass(frozen=True)
 class SparkTls:
-    """TLS settings of a query, as paths of files; each machine that reads must have them.
-
-    Attributes:
-        ca_file: certificate authorities beside the machine's own; empty for none.
-        cert_file, key_file: the client certificate and its key; empty for none.
-        verify: whether to verify a broker's certificate and its host name.
-    """
+    """TLS settings of a query, as paths of files; each machine that reads must have them."""
 
     ca_file: str = ""
+    """Certificate authorities beside the machine's own; empty for none."""
     cert_file: str = ""
     key_file: str = ""
+    """`cert_file` and `key_file`: the client certificate and its key; empty for none."""
     verify: bool = True
+    """Whether to verify a broker's certificate and its host name."""
 
     @classmethod
     def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> SparkTls:

@@ -31,7 +31,7 @@ from martlet.spark.brokers.endpoint import (
     Listing,
     NotABroker,
     QueueRange,
-    ReplicaPlace,
+    ReplicaSource,
 )
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.options import ReadOptions
@@ -211,35 +211,35 @@ class QueryBrokers:
             and not first.is_standby
             and first.epoch == max(listing.epoch for listing in listings)
         )
-        found: Seen = {}
+        queues: Seen = {}
         for listing in listings[:1] if is_sure else listings:
-            for queue in listing.queues:
-                if self._topics.has(queue.topic):
-                    key = QueueKey(listing.broker, queue.topic, queue.queue, queue.topic_id)
-                    found.setdefault(key, queue)
-        return found if len(listings) == 1 else self._furthest(found, listings)
+            for listed in listing.queues:
+                if self._topics.has(listed.topic):
+                    key = QueueKey(listing.broker, listed.topic, listed.queue, listed.topic_id)
+                    queues.setdefault(key, listed)
+        return queues if len(listings) == 1 else self._furthest(queues, listings)
 
-    def _furthest(self, found: Seen, listings: list[Listing]) -> Seen:
+    def _furthest(self, queues: Seen, listings: list[Listing]) -> Seen:
         """The same queues, up to the furthest end, and from where all replicas have them on."""
-        starts = {key: queue.start_offset for key, queue in found.items()}
-        ends = {key: max(queue.end_offset, self._ends.get(key, 0)) for key, queue in found.items()}
+        starts = {key: queue.start_offset for key, queue in queues.items()}
+        ends = {key: max(queue.end_offset, self._ends.get(key, 0)) for key, queue in queues.items()}
         for listing in listings:
             for queue in listing.queues:
                 key = QueueKey(listing.broker, queue.topic, queue.queue, queue.topic_id)
-                if key in found:
+                if key in queues:
                     starts[key] = max(starts[key], queue.start_offset)
                     ends[key] = max(ends[key], queue.end_offset)
         self._ends |= ends
         return {
             key: replace(queue, start_offset=starts[key], end_offset=ends[key])
-            for key, queue in found.items()
+            for key, queue in queues.items()
         }
 
     def _by_broker(self) -> dict[str, list[BackgroundPoll[Listing]]]:
-        found: dict[str, list[BackgroundPoll[Listing]]] = {}
+        polls: dict[str, list[BackgroundPoll[Listing]]] = {}
         for poll in self._answered_polls():
-            found.setdefault(_broker(poll), []).append(poll)
-        return found
+            polls.setdefault(_broker(poll), []).append(poll)
+        return polls
 
     def _answers_elsewhere(self, poll: BackgroundPoll[Listing]) -> bool:
         """Whether another replica of the same broker answers."""
@@ -298,7 +298,7 @@ class QueryBrokers:
                     poll.trouble,
                 )
             return
-        since_s = max(each.silent_since_s or 0.0 for each in (poll, *others))
+        since_s = max(replica.silent_since_s or 0.0 for replica in (poll, *others))
         silent_s = time.monotonic() - since_s
         if silent_s > self._timeout_ms / 1000:
             raise BrokerUnreachable(
@@ -376,11 +376,11 @@ class QueryBrokers:
         try:
             address = str(lookup_address(host, port))
         except ValueError as error:
-            wanted = [topic for topic in topics if self._topics.has(topic)]
-            if wanted:
+            topics_of_query = [topic for topic in topics if self._topics.has(topic)]
+            if topics_of_query:
                 raise BrokerRefused(
                     f"by lookup the broker at {host}:{node.get('tcp_port')} has the topic"
-                    f" {wanted[0]}, but it serves no HTTP to be read by ({error}): see its"
+                    f" {topics_of_query[0]}, but it serves no HTTP to be read by ({error}): see its"
                     " --http-address and --broadcast-address"
                 ) from None
             return
@@ -427,11 +427,11 @@ class QueryBrokers:
             poll.latest is None and not self._other_replicas(poll) for poll in self._polls.values()
         )
 
-    def replicas(self, broker: str) -> list[ReplicaPlace]:
+    def replicas(self, broker: str) -> list[ReplicaSource]:
         """The replicas of a broker that has answered, the primary first and silent ones last."""
         polls = self._by_broker()[broker]
         return [
-            ReplicaPlace(poll.endpoint.address, poll.latest.data_path)
+            ReplicaSource(poll.endpoint.address, poll.latest.data_path)
             for poll in polls
             if poll.latest
         ]
@@ -439,13 +439,13 @@ class QueryBrokers:
     def endpoint(self, broker: str) -> Endpoint:
         """The endpoint of a broker that has answered."""
         addresses = tuple(replica.address for replica in self.replicas(broker))
-        known = self._endpoints.get(broker)
-        if known is None or known[0] != addresses:
-            if known is not None:
-                known[1].close()
+        opened = self._endpoints.get(broker)
+        if opened is None or opened[0] != addresses:
+            if opened is not None:
+                opened[1].close()
             made = self._endpoint(addresses)
-            known = self._endpoints[broker] = addresses, made
-        return known[1]
+            opened = self._endpoints[broker] = addresses, made
+        return opened[1]
 
     def topics_at(self, broker: str) -> list[str]:
         """All topics of a broker, those of the query or not."""

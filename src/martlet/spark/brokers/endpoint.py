@@ -76,15 +76,12 @@ class OffsetGone(Exception):
 
 
 class BrokerQueue(NamedTuple):
-    """A queue of one broker, as requests for its log name it.
-
-    Attributes:
-        part_id: the number in its records; a later topic of the same name has another one.
-    """
+    """A queue of one broker, as requests for its log name it."""
 
     topic: str
     queue: int
-    part_id: int
+    queue_topic_id: int
+    """The number in its records; a later topic of the same name has another one."""
 
 
 class MadeAnew(BrokerNotFound):
@@ -97,53 +94,42 @@ class NotABroker(BrokerRefused):
 
 @dataclass(frozen=True)
 class QueueRange:
-    """A queue of a topic and the offsets that it holds, `end_offset` excluded.
-
-    Attributes:
-        topic_id: the topic's number; a later topic of the same name has another one.
-        part_id: the number in the queue's records.
-        holes: ranges of offsets that are missing between others that are stored.
-    """
+    """A queue of a topic and the offsets that it holds, `end_offset` excluded."""
 
     topic: str
     topic_id: int
-    part_id: int
+    """The topic's number; a later topic of the same name has another one."""
+    queue_topic_id: int
+    """The number in the queue's records."""
     queue: int
     start_offset: int
     end_offset: int
     holes: tuple[tuple[int, int], ...] = ()
+    """Ranges of offsets that are missing between others that are stored."""
 
 
-class ReplicaPlace(NamedTuple):
-    """A replica of a broker; most brokers have only one.
-
-    Attributes:
-        address: of its HTTP API.
-        data_path: its data folder, on its own machine.
-    """
+class ReplicaSource(NamedTuple):
+    """A replica of a broker; most brokers have only one."""
 
     address: str
     data_path: str
+    """The data folder, on the replica's machine."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A broker's id, data folder and queues, as one replica has them.
-
-    Attributes:
-        epoch: the number of the run that wrote the end of its log.
-        is_standby: whether another replica is the primary.
-        replicas: the addresses of all replicas, dead or alive, as far as they are known.
-        run: a random name of the process; empty of one that does not report it.
-    """
+    """A broker's id, data folder and queues, as one replica has them."""
 
     broker: str
     data_path: str
     queues: tuple[QueueRange, ...]
     epoch: int = 0
+    """The number of the run that wrote the end of its log."""
     is_standby: bool = False
     replicas: tuple[str, ...] = ()
+    """The addresses of all replicas, dead or alive, as far as they are known."""
     run: str = ""
+    """A random name of the process; empty of one that does not report it."""
 
     @property
     def is_alone(self) -> bool:
@@ -207,7 +193,7 @@ class Endpoint:
         fields: Parameters = {
             "topic": queue.topic,
             "queue": queue.queue,
-            "topic_id": queue.part_id,
+            "topic_id": queue.queue_topic_id,
         }
         return fields | self._complete
 
@@ -234,28 +220,28 @@ class Endpoint:
             NotABroker: another program answers there.
         """
         named = ",".join(topics)
-        wanted: Parameters = {"names": named} if 0 < len(named) <= _MAX_NAMED_LENGTH else {}
+        parameters: Parameters = {"names": named} if 0 < len(named) <= _MAX_NAMED_LENGTH else {}
         try:
-            _, body = self._ask("GET", "/log/topics", wanted, patient=patient)
-            found = json.loads(body)
+            _, body = self._ask("GET", "/log/topics", parameters, patient=patient)
+            answer = json.loads(body)
             return Listing(
-                broker=found["broker"],
-                data_path=found["data_path"],
-                epoch=found.get("epoch", 0),
-                is_standby=found.get("standby", False),
-                replicas=tuple(found.get("replicas", ())),
-                run=found.get("run", ""),
+                broker=answer["broker"],
+                data_path=answer["data_path"],
+                epoch=answer.get("epoch", 0),
+                is_standby=answer.get("standby", False),
+                replicas=tuple(answer.get("replicas", ())),
+                run=answer.get("run", ""),
                 queues=tuple(
                     QueueRange(
                         topic=topic["topic"],
                         topic_id=topic["topic_id"],
-                        part_id=queue.get("topic_id", topic["topic_id"]),
+                        queue_topic_id=queue.get("topic_id", topic["topic_id"]),
                         queue=queue["queue"],
                         start_offset=queue.get("first_offset", queue["start_offset"]),
                         end_offset=queue["end_offset"],
                         holes=tuple((first, end) for first, end in queue.get("holes", ())),
                     )
-                    for topic in found["topics"]
+                    for topic in answer["topics"]
                     for queue in topic["queues"]
                 ),
             )
@@ -310,12 +296,12 @@ class Endpoint:
 
     def indexes(self, ranges: Sequence[tuple[BrokerQueue, int, int]]) -> list[Rows]:
         """Read the index rows of several ranges, each of one queue, in few requests."""
-        found: list[Rows] = []
+        rows_of_ranges: list[Rows] = []
         for number in range(0, len(ranges), _MAX_QUEUES_A_REQUEST):
             requested = ranges[number : number + _MAX_QUEUES_A_REQUEST]
             fields = [[*queue, start, end] for queue, start, end in requested]
-            asked = json.dumps(fields).encode()
-            _, body = self._ask("POST", "/log/index", self._complete, asked)
+            request = json.dumps(fields).encode()
+            _, body = self._ask("POST", "/log/index", self._complete, request)
             is_full = len(body) >= _FULL_INDEX_BYTES
             at = 0
             for queue, start, end in requested:
@@ -325,9 +311,9 @@ class Endpoint:
                 reached = int(rows[-1]["first_offset"] + rows[-1]["count"]) if row_count else start
                 if is_full and reached < end:
                     rows = np.concatenate((rows, self.index(queue, reached, end)))
-                found.append(rows)
+                rows_of_ranges.append(rows)
             assert at == len(body)
-        return found
+        return rows_of_ranges
 
     def batches(
         self, queue: BrokerQueue, offset: int, max_bytes: int, *, bodies: bool = True

@@ -53,16 +53,12 @@ _INDEXED = frozenset(BATCHES.names[: BATCHES.names.index("channel_id") + 1])
 
 @dataclass
 class Head:
-    """The fields of a batch's record that the index lacks.
-
-    Attributes:
-        block: the record's properties.
-        is_intact: whether the checksum fits; None if the query does not ask.
-    """
+    """The fields of a batch's record that the index lacks."""
 
     header: Header
     block: memoryview
     is_intact: bool | None
+    """Whether the checksum fits; None if the query does not ask."""
 
 
 def overview(
@@ -79,7 +75,7 @@ def overview(
     """
     heads = None if _INDEXED.issuperset(schema.names) else _Heads(split, schema, endpoint, files)
     expected = split.start
-    for rows in endpoint.index_pages(split.place, split.start, split.end):
+    for rows in endpoint.index_pages(split.source, split.start, split.end):
         firsts = rows["first_offset"].astype(np.int64)
         ends = firsts + rows["count"]
         before = np.concatenate(([expected], ends[:-1]))
@@ -88,8 +84,8 @@ def overview(
         expected = int(ends[-1])
         rows = rows[(firsts >= split.start) & (firsts < split.end)]
         if len(rows):
-            found = [] if heads is None else heads.of(rows)
-            yield _record_batch(split, schema, rows, found)
+            heads_of_rows = [] if heads is None else heads.of(rows)
+            yield _record_batch(split, schema, rows, heads_of_rows)
     if expected < split.end:
         fail = split.fail_on_data_loss
         report_loss(fail, split.key, expected, split.end, LossReport.TRUNCATION)
@@ -140,7 +136,7 @@ class _Heads:
             max_bytes = _RECORDS_BYTES if self._verifies else _HEADS_BYTES
             try:
                 data = self._endpoint.batches(
-                    self._split.place, offset, max_bytes, bodies=self._verifies
+                    self._split.source, offset, max_bytes, bodies=self._verifies
                 )
             except OffsetGone:
                 data = b""
@@ -181,7 +177,7 @@ class _Heads:
         try:
             header = read_header(record, 0, int.from_bytes(record[16:24], "little"))
             if (header.topic, header.first_offset, header.length) != (
-                split.part_id,
+                split.queue_topic_id,
                 int(row["first_offset"]),
                 int(row["length"]),
             ):
@@ -242,7 +238,7 @@ def _sends(head: Head) -> list[dict[str, object]] | None:
     if not len(head.block):
         return None
     try:
-        found = marks(head.block)
+        sends = marks(head.block)
     except BadProperties:
         return None
     return [
@@ -252,7 +248,7 @@ def _sends(head: Head) -> list[dict[str, object]] | None:
             "offset": head.header.first_offset + number,
             "count": sent.count,
         }
-        for number, sent in found
+        for number, sent in sends
     ] or None
 
 

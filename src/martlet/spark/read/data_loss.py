@@ -72,7 +72,7 @@ class DataLossError(Exception):
 
 
 def report_loss(
-    fail: bool, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
+    fail: bool, key: QueueKey, expected: int, there: int, loss: LossReport, detail: str = ""
 ) -> int:
     """Fail, or log the loss and return where to go on.
 
@@ -87,13 +87,13 @@ def report_loss(
     Raises:
         DataLossError: `fail` is set.
     """
-    if there > wanted:
-        first = f"but the first one there is {there} ({counted(there - wanted, 'offset')} gone)"
-    elif there < wanted:
+    if there > expected:
+        first = f"but the first one there is {there} ({counted(there - expected, 'offset')} gone)"
+    elif there < expected:
         first = f"but the queue ends at {there}"
     else:
         first = "and is missing"
-    text = f"data loss by {loss.word}: {key}: offset {wanted} is wanted, {first}: {loss.why}"
+    text = f"data loss by {loss.word}: {key}: offset {expected} is wanted, {first}: {loss.why}"
     text += f" ({detail})." if detail else "."
     if fail:
         raise DataLossError(" ".join([text, loss.way_out, _GO_ON]).replace("  ", " "), loss)

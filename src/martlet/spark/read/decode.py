@@ -52,16 +52,13 @@ _ID_BYTES = 16
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Verified batches of one queue, in the order of their offsets, in one buffer.
-
-    Attributes:
-        starts: where each record starts in `data`, in bytes.
-        headers: the records' headers, as rows of `HEADER`.
-    """
+    """Verified batches of one queue, in the order of their offsets, in one buffer."""
 
     data: pa.Buffer
     starts: Int64s
+    """Where each record starts in `data`, in bytes."""
     headers: npt.NDArray[Any]
+    """The records' headers, as rows of `HEADER`."""
 
 
 def chunk_of(
@@ -103,8 +100,8 @@ def chunk_of(
     wrong |= ends_at + 4 * headers["count"].astype(np.int64) > lengths
     if wrong.any():
         number = int(np.argmax(wrong))
-        place = f"byte {int(starts[number])}" if positions is None else f"{int(positions[number])}"
-        raise BadRecord(f"position {place}: not a whole batch of topic {topic_id}, queue {queue}")
+        where = f"byte {int(starts[number])}" if positions is None else f"{int(positions[number])}"
+        raise BadRecord(f"position {where}: not a whole batch of topic {topic_id}, queue {queue}")
     for start, length, crc, position in zip(
         starts.tolist(),
         lengths.tolist(),
@@ -167,16 +164,16 @@ class DecodedFrames:
     def gather(self, at: int, dtype: str) -> npt.NDArray[Any]:
         """Gather a field that stands at a fixed distance from each frame's start."""
         field = np.dtype(dtype)
-        places: npt.NDArray[Any] = np.ndarray(
+        fields: npt.NDArray[Any] = np.ndarray(
             (self.data.size - field.itemsize + 1,), field, self.data, strides=(1,)
         )
-        return places[self.starts + at]
+        return fields[self.starts + at]
 
     @cached_property
     def properties(self) -> dict[int, Properties]:
         """The properties of the messages that have any, by row."""
         headers = self._chunk.headers
-        found: dict[int, Properties] = {}
+        by_row: dict[int, Properties] = {}
         for record in np.flatnonzero(headers["properties_length"]).tolist():
             header = headers[record]
             at = int(_ends_at(header)) + 4 * int(header["count"])
@@ -184,10 +181,10 @@ class DecodedFrames:
             data = memoryview(self.data)[start : start + int(header["properties_length"])]
             block = Block(data)
             rows = (block.numbers + self._first_rows[record]).tolist()
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 if 0 <= row < len(self):
-                    found[row] = Properties.unpack(block.entry(place))
-        return found
+                    by_row[row] = Properties.unpack(block.entry(index))
+        return by_row
 
     def of_each(self, field: pa.Field, read: Callable[[Properties], object]) -> pa.Array:
         """A column read from the properties of each message; null where it has no value."""
@@ -273,9 +270,9 @@ class Columns:
 
     def _constant(self, field: pa.Field, count: int) -> pa.Array:
         """A constant column, cached at the largest length needed so far."""
-        known = self._constants.get(field.name)
-        if known is None or len(known) < count:
+        cached = self._constants.get(field.name)
+        if cached is None or len(cached) < count:
             rows = 1 << (count - 1).bit_length()
-            known = pa.repeat(pa.scalar(self._values[field.name], field.type), rows)
-            self._constants[field.name] = known
-        return known.slice(0, count)
+            cached = pa.repeat(pa.scalar(self._values[field.name], field.type), rows)
+            self._constants[field.name] = cached
+        return cached.slice(0, count)

@@ -39,28 +39,24 @@ LATEST = -1
 _RELATIVE = re.compile(r"(earliest|latest)(?:\s*([+-])\s*(\d+))?", re.IGNORECASE)
 _NOW = re.compile(r"now(?:\s*-\s*(\S+))?", re.IGNORECASE)
 _MAX_DIGITS = 20
-_PLACES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
+_EXAMPLES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
 
 
 @dataclass(frozen=True)
 class BoundOffset:
-    """The bound of one queue; exactly one of `offset`, `end`, `time_ns` and `ago_ns` is set.
-
-    Attributes:
-        offset: an offset.
-        end: EARLIEST or LATEST, moved by `shift` offsets.
-        time_ns: the first message stored at or after it, ns since 1970.
-        ago_ns: the same, counted back from when the query is planned, ns.
-    """
+    """The bound of one queue; exactly one of `offset`, `end`, `time_ns` and `ago_ns` is set."""
 
     offset: int | None = None
     end: int | None = None
+    """EARLIEST or LATEST, moved by `shift` offsets."""
     shift: int = 0
     time_ns: int | None = None
+    """The first message stored at or after it, ns since 1970."""
     ago_ns: int | None = None
+    """The same, counted back from when the query is planned, ns."""
 
 
-Places = Mapping[str, Any]
+QueueBounds = Mapping[str, Any]
 """Bounds by topic and queue, or by broker, topic and queue; or one for all queues of a topic."""
 
 
@@ -69,7 +65,7 @@ class Bound:
     """Where to start or to end: the same in all queues, or by queue."""
 
     everywhere: BoundOffset | None = None
-    places: Places | None = None
+    by_queue: QueueBounds | None = None
 
 
 START = Bound(BoundOffset(end=EARLIEST))
@@ -80,17 +76,18 @@ def parse_bound(name: str, text: str) -> Bound:
     """Parse an option. Raises ValueError, which names the option and the valid forms."""
     text = text.strip()
     if not text.startswith(("{", "[")):
-        place = _place(text)
-        if place is None:
+        bound = _bound_offset(text)
+        if bound is None:
             raise ValueError(_wrong(name, text))
-        return Bound(place)
+        return Bound(bound)
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{_wrong(name, text)}: {error}") from error
     if not isinstance(parsed, dict) or not parsed:
         raise ValueError(_wrong(name, text))
-    return Bound(places={key: _topic_or_broker(name, text, value) for key, value in parsed.items()})
+    bounds = {key: _topic_or_broker(name, text, value) for key, value in parsed.items()}
+    return Bound(by_queue=bounds)
 
 
 def _wrong(name: str, text: str) -> str:
@@ -99,7 +96,7 @@ def _wrong(name: str, text: str) -> str:
         timestamp = name.replace("Offsets", "Timestamp")
         hint = f'; for an offset write {{"topic": {{"0": {text}}}}}, for a time {timestamp}'
     return (
-        f"option {name}: {text[:200]!r} is neither a place such as {_PLACES} nor JSON such as "
+        f"option {name}: {text[:200]!r} is neither a position such as {_EXAMPLES} nor JSON such as "
         f'{{"topic": {{"0": 17}}}}, with -2 for earliest and -1 for latest{hint}'
     )
 
@@ -130,13 +127,13 @@ def _is_by_topic(value: Mapping[str, object]) -> bool:
 def _bound_of(name: str, text: str, value: object) -> BoundOffset:
     if type(value) is int and value >= EARLIEST:
         return BoundOffset(offset=value) if value >= 0 else BoundOffset(end=value)
-    place = _place(value.strip()) if isinstance(value, str) else None
-    if place is None:
+    bound = _bound_offset(value.strip()) if isinstance(value, str) else None
+    if bound is None:
         raise ValueError(_wrong(name, text))
-    return place
+    return bound
 
 
-def _place(text: str) -> BoundOffset | None:
+def _bound_offset(text: str) -> BoundOffset | None:
     relative = _RELATIVE.fullmatch(text)
     if relative is not None:
         end = EARLIEST if relative[1].lower() == "earliest" else LATEST
@@ -170,9 +167,9 @@ def parse_timestamp(name: str, text: str) -> Bound:
     text = text.strip()
     if text.isdecimal() and len(text) <= _MAX_DIGITS:
         return Bound(BoundOffset(time_ns=int(text) * 1_000_000))
-    place = _place(text)
-    if place is not None and place.end is None:
-        return Bound(place)
+    bound = _bound_offset(text)
+    if bound is not None and bound.end is None:
+        return Bound(bound)
     wrong = (
         f"option {name}: {text[:200]!r} is neither milliseconds since 1970 nor ISO 8601 with a"
         " zone nor a time ago such as now-1h"

@@ -21,19 +21,13 @@ ANY = 0
 
 
 class QueueKey(NamedTuple):
-    """A queue among all brokers.
-
-    Attributes:
-        broker: the broker's id.
-        topic: the topic's name.
-        queue: the queue's number.
-        topic_id: the topic's number at its broker, never used again there.
-    """
+    """A queue among all brokers."""
 
     broker: str
     topic: str
     queue: int
     topic_id: int = ANY
+    """The topic's number at its broker, never used again there."""
 
     def __str__(self) -> str:
         return f"topic {self.topic}, queue {self.queue} of broker {self.broker}"
@@ -78,9 +72,9 @@ def adopted(flat: Mapping[QueueKey, int], seen: Iterable[QueueKey]) -> dict[Queu
     """Add the numbers of existing topics to a position that lacks them."""
     if all(key.topic_id != ANY for key in flat):
         return dict(flat)
-    known = {key.name: key for key in seen}
+    named = {key.name: key for key in seen}
     return {
-        known.get(key, key) if key.topic_id == ANY else key: offset for key, offset in flat.items()
+        named.get(key, key) if key.topic_id == ANY else key: offset for key, offset in flat.items()
     }
 
 

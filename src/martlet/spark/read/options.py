@@ -61,7 +61,7 @@ from martlet.spark.brokers.addresses import (
     parse_addresses,
     split_at_commas,
 )
-from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
+from martlet.spark.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
 from martlet.text import parse_duration, parse_size
 
@@ -136,14 +136,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The valid options of one query.
-
-    Attributes:
-        group: the consumer group that shows a stream's position; None for none.
-        retain: whether the broker retains what the group has yet to read.
-        tls: the settings for brokers that take TLS.
-        token: an operator's, and which brokers get it.
-    """
+    """The valid options of one query."""
 
     addresses: tuple[str, ...]
     lookup_addresses: tuple[str, ...]
@@ -159,20 +152,23 @@ class ReadOptions:
     min_partitions: int
     view: str
     group: str | None
+    """The consumer group that shows a stream's position; None for none."""
     retain: bool
+    """Whether the broker retains what the group has yet to read."""
     channel: str | None
     timeout_ms: int
     tls: SparkTls
     token: OperatorToken
+    """An operator's token, and which brokers get it."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
+    def parse(cls, raw: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
         """Parse the options of a query, whose names are case-insensitive.
 
         Raises:
             ValueError: an option is unknown, missing, invalid, or not for this kind of query.
         """
-        options = known(given, NAMES, "the martlet source")
+        options = spelled_options(raw, NAMES, "the martlet source")
         for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
             if name in options:
                 other = "spark.read" if kind == "stream" else "spark.readStream"
@@ -227,9 +223,9 @@ class ReadOptions:
         )
 
 
-def view_of(given: Mapping[str, str]) -> str:
+def view_of(raw: Mapping[str, str]) -> str:
     """Parse the option view alone, of options not yet checked. Raises ValueError."""
-    values = [value for name, value in given.items() if name.lower() == "view"]
+    values = [value for name, value in raw.items() if name.lower() == "view"]
     return _view(values[0]) if values else VIEWS[0]
 
 
@@ -241,14 +237,14 @@ def _view(text: str) -> str:
 
 
 def _topics(options: Mapping[str, str]) -> Topics:
-    given = [name for name in ("topic", "subscribe") if name in options]
+    named_by = [name for name in ("topic", "subscribe") if name in options]
     patterns = [name for name in ("topicPattern", "subscribePattern") if name in options]
-    for two in (given, patterns):
+    for two in (named_by, patterns):
         if len(two) > 1:
             raise ValueError(f"options {two[0]} and {two[1]} mean the same: give one")
-    if given and patterns:
+    if named_by and patterns:
         raise ValueError(
-            f"options {given[0]} and {patterns[0]} exclude each other: a pattern may name topics"
+            f"options {named_by[0]} and {patterns[0]} exclude each other: a pattern may name topics"
             " too, as in orders|flights"
         )
     if patterns:
@@ -259,19 +255,18 @@ def _topics(options: Mapping[str, str]) -> Topics:
             raise ValueError(
                 f"option {name}: {options[name]!r} is not a regular expression: {error}"
             ) from error
-    if not given:
+    if not named_by:
         raise ValueError(
             "option topic is missing: the topics to read, comma separated; or topicPattern, a"
             " regular expression"
         )
-    text = options[given[0]]
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    names = split_at_commas(options[named_by[0]])
     if not names:
-        raise ValueError(f"option {given[0]} is empty")
+        raise ValueError(f"option {named_by[0]} is empty")
     for name in names:
         if not is_valid_name(name):
             raise ValueError(
-                f"option {given[0]}: {name!r} is not a topic name; for a regular expression use"
+                f"option {named_by[0]}: {name!r} is not a topic name; for a regular expression use"
                 " topicPattern"
             )
     return Topics(names)

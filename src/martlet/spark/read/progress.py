@@ -47,9 +47,9 @@ class ProgressReporter:
         if options.channel is not None:
             # One call for each topic makes the channel at all its queues.
             for key in {(key.broker, key.topic): key for key in seen}.values():
-                place = BrokerQueue(key.topic, key.queue, seen[key].part_id)
+                queue = BrokerQueue(key.topic, key.queue, seen[key].queue_topic_id)
                 endpoint = self._brokers.endpoint(key.broker)
-                endpoint.advance(place, options.channel, seen[key].start_offset)
+                endpoint.advance(queue, options.channel, seen[key].start_offset)
         if options.group is not None:
             for broker, topic, topic_id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
                 endpoint = self._brokers.endpoint(broker)
@@ -83,8 +83,8 @@ class ProgressReporter:
                     )
                 if options.channel is not None:
                     for key, offset in reached.items():
-                        place = BrokerQueue(topic, key.queue, seen[key].part_id)
-                        endpoint.advance(place, options.channel, offset, patient=patient)
+                        queue = BrokerQueue(topic, key.queue, seen[key].queue_topic_id)
+                        endpoint.advance(queue, options.channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("the position in topic %s is not reported yet: %s", topic, error)
             except BrokerNotFound as error:

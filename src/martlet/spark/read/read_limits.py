@@ -19,14 +19,14 @@ def within_bytes(
     for 1 batch of each queue, they take turns.
     """
     todo = in_turn(list(spans(start, end)))
-    found = {span.key: reach(*span, max_bytes) for span in todo}
-    total = sum(size for _, size in found.values())
-    reached = dict(end) | {key: offset for key, (offset, _) in found.items()}
+    furthest_of = {span.key: reach(*span, max_bytes) for span in todo}
+    total = sum(size for _, size in furthest_of.values())
+    reached = dict(end) | {key: offset for key, (offset, _) in furthest_of.items()}
     if total <= max_bytes:
         return reached
     left = max_bytes
     for key, first, _ in todo:
-        furthest, size = found[key]
+        furthest, size = furthest_of[key]
         if left <= 0:
             reached[key] = first
             continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import QueueRange
-from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, Places
+from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds
 from martlet.spark.read.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
@@ -25,45 +25,43 @@ def resolve(brokers: QueryBrokers, bound: Bound, seen: Seen, option: str) -> dic
         ValueError: the option names a queue that does not exist, or lacks one that does.
     """
     if bound.everywhere is not None:
-        places = dict.fromkeys(seen, bound.everywhere)
+        bounds = dict.fromkeys(seen, bound.everywhere)
     else:
-        assert bound.places is not None
-        places = _given(bound.places, seen, option)
+        assert bound.by_queue is not None
+        bounds = _by_queue(bound.by_queue, seen, option)
     now_ns = time.time_ns()
     offsets = {}
-    for key, place in places.items():
-        if place.time_ns is not None or place.ago_ns is not None:
-            at_ns = now_ns - place.ago_ns if place.ago_ns is not None else place.time_ns
-            assert at_ns is not None
-            endpoint = brokers.endpoint(key.broker)
-            at_ns = max(0, min(at_ns, _LAST_NS))
-            offsets[key] = endpoint.offset_at(key.topic, key.queue, at_ns)
+    for key, point in bounds.items():
+        time_ns = point.time_ns if point.ago_ns is None else now_ns - point.ago_ns
+        if time_ns is None:
+            offsets[key] = _offset(point, key, seen[key], option)
         else:
-            offsets[key] = _offset(place, key, seen[key], option)
+            time_ns = max(0, min(time_ns, _LAST_NS))
+            offsets[key] = brokers.endpoint(key.broker).offset_at(key.topic, key.queue, time_ns)
     return offsets
 
 
-def _offset(place: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -> int:
-    if place.offset is not None:
-        if place.offset > queue.end_offset:
+def _offset(bound: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -> int:
+    if bound.offset is not None:
+        if bound.offset > queue.end_offset:
             raise ValueError(
-                f"option {option}: offset {place.offset} of {key} is after its end, "
+                f"option {option}: offset {bound.offset} of {key} is after its end, "
                 f"{queue.end_offset}"
             )
-        return place.offset
-    if place.end == EARLIEST:
-        return min(queue.end_offset, queue.start_offset + place.shift)
-    return max(queue.start_offset, queue.end_offset + place.shift)
+        return bound.offset
+    if bound.end == EARLIEST:
+        return min(queue.end_offset, queue.start_offset + bound.shift)
+    return max(queue.start_offset, queue.end_offset + bound.shift)
 
 
-def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, BoundOffset]:
+def _by_queue(bounds: QueueBounds, seen: Seen, option: str) -> dict[QueueKey, BoundOffset]:
     """Map the bounds of an option to queues, whether it names brokers or not.
 
     Raises:
         ValueError: as `resolve`.
     """
-    given: dict[QueueKey, BoundOffset] = {}
-    for key, place in _flat(places):
+    by_queue: dict[QueueKey, BoundOffset] = {}
+    for key, bound in _flat(bounds):
         holders = [
             there
             for there in seen
@@ -76,39 +74,39 @@ def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, BoundOffse
                 f"option {option}: there is no {_describe(key)}; there is {_some(seen)}"
             )
         brokers = sorted({there.broker for there in holders})
-        if len(brokers) > 1 and place.offset is not None:
+        if len(brokers) > 1 and bound.offset is not None:
             raise ValueError(
                 f"option {option}: {len(brokers)} brokers have topic {key.topic}, queue"
                 f' {key.queue}; write {{"<broker id>": {{"{key.topic}": {{"{key.queue}": '
-                f"{place.offset}}}}}}} for each of {', '.join(brokers)}"
+                f"{bound.offset}}}}}}} for each of {', '.join(brokers)}"
             )
-        given |= dict.fromkeys(holders, place)
+        by_queue |= dict.fromkeys(holders, bound)
     for there in seen:
-        if there not in given:
+        if there not in by_queue:
             raise ValueError(
                 f"option {option} gives no offset for {there}; -2 means earliest, -1 latest"
             )
-    return given
+    return by_queue
 
 
 _ALL = -1
 """In place of a queue's number: all queues of the topic."""
 
 
-def _flat(places: Places) -> Iterator[tuple[QueueKey, BoundOffset]]:
+def _flat(bounds: QueueBounds) -> Iterator[tuple[QueueKey, BoundOffset]]:
     """Yield the bounds by queue; an empty broker or `_ALL` queues where none is named."""
-    for outer, value in places.items():
+    for outer, value in bounds.items():
         if isinstance(value, BoundOffset):
             yield QueueKey("", outer, _ALL), value
             continue
-        for inner, place in value.items():
-            if isinstance(place, dict):
-                for queue, exact in place.items():
+        for inner, bound in value.items():
+            if isinstance(bound, dict):
+                for queue, exact in bound.items():
                     yield QueueKey(outer, inner, int(queue)), exact
             elif inner.isdecimal():
-                yield QueueKey("", outer, int(inner)), place
+                yield QueueKey("", outer, int(inner)), bound
             else:
-                yield QueueKey(outer, inner, _ALL), place
+                yield QueueKey(outer, inner, _ALL), bound
 
 
 def _describe(key: QueueKey) -> str:

@@ -99,7 +99,7 @@ def schema_of(view: str) -> StructType:
     return BATCHES if view == "batches" else SCHEMA
 
 
-def arrow_schema(wanted: StructType, view: str = "messages") -> pa.Schema:
+def arrow_schema(columns: StructType, view: str = "messages") -> pa.Schema:
     """The Arrow schema of the columns that a query wants.
 
     Raises:
@@ -107,15 +107,15 @@ def arrow_schema(wanted: StructType, view: str = "messages") -> pa.Schema:
     """
     fields = [*schema_of(view), *([INTACT] if view == "batches" else [])]
     types = {field.name: field.dataType for field in fields}
-    for field in wanted:
+    for field in columns:
         if field.name not in types:
             raise ValueError(
                 f"the martlet source has no column {field.name!r}; it has "
-                + ", ".join(f"{name} {known.simpleString()}" for name, known in types.items())
+                + ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())
             )
         if field.dataType.simpleString() != types[field.name].simpleString():
             raise ValueError(
                 f"column {field.name!r} of the martlet source is {types[field.name].simpleString()}"
                 f" and not {field.dataType.simpleString()}: read it as that and CAST it later"
             )
-    return to_arrow_schema(wanted, timezone="UTC")
+    return to_arrow_schema(columns, timezone="UTC")

@@ -32,14 +32,11 @@ class SegmentGone(Exception):
 
 @dataclass
 class SegmentView:
-    """A segment file, mapped into memory.
-
-    Attributes:
-        base: the position in the log of its first byte.
-    """
+    """A segment file, mapped into memory."""
 
     path: Path
     base: int
+    """The position in the log of its first byte."""
     inode: int
     data: mmap.mmap
 

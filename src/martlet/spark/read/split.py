@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from martlet.log.index import Rows
 from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaPlace
+from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaSource
 from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
@@ -33,39 +33,35 @@ _FEW_ROWS = 64
 
 @dataclass
 class Split:
-    """The offsets of a queue from `start` up to `end`, and where to read them.
-
-    Attributes:
-        part_id: the number in the queue's records.
-        data_path: the broker's data folder, read directly by tasks on the broker's machine.
-        others: other replicas of the broker, which have the same log.
-        view: the option view: see `martlet.spark.read.options`.
-        holes: ranges of offsets known to be damaged or lost.
-        index: the split's rows of the index, 40 bytes each, as planned; empty if they are more
-            than `_FEW_ROWS`, or the span was cut.
-    """
+    """The offsets of a queue from `start` up to `end`, and where to read them."""
 
     key: QueueKey
-    part_id: int
+    queue_topic_id: int
+    """The number in the queue's records."""
     start: int
     end: int
     address: str
     data_path: str
+    """The broker's data folder, read directly by tasks on the broker's machine."""
     timeout_ms: int
     fail_on_data_loss: bool
     tls: SparkTls = PLAIN
     token: OperatorToken = NO_TOKEN
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
+    """Ranges of offsets known to be damaged or lost."""
     index: bytes = b""
-    others: tuple[ReplicaPlace, ...] = ()
+    """The split's rows of the index, 40 bytes each, as planned; empty if they are more than
+    `_FEW_ROWS`, or the span was cut."""
+    others: tuple[ReplicaSource, ...] = ()
+    """Other replicas of the broker, which have the same log."""
 
     @property
-    def place(self) -> BrokerQueue:
+    def source(self) -> BrokerQueue:
         """The queue, as requests to the broker name it."""
-        return BrokerQueue(self.key.topic, self.key.queue, self.part_id)
+        return BrokerQueue(self.key.topic, self.key.queue, self.queue_topic_id)
 
-    def describe_gap(self, wanted: int, there: int) -> int:
+    def describe_gap(self, expected: int, there: int) -> int:
         """Report that offsets from `wanted` up to `there` are in no batch.
 
         Returns:
@@ -75,14 +71,14 @@ class Split:
             DataLossError: the split is to fail then.
         """
         loss, detail = LossReport.RETENTION, ""
-        if any(first <= wanted and there <= end for first, end in self.holes):
+        if any(first <= expected and there <= end for first, end in self.holes):
             loss = LossReport.CORRUPTION
-            missing = counted(there - wanted, "message")
+            missing = counted(there - expected, "message")
             detail = (
                 f"the log misses {missing} between others that it has: their record was damaged"
                 " when the broker was started, or had been lost"
             )
-        return report_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
+        return report_loss(self.fail_on_data_loss, self.key, expected, there, loss, detail)
 
 
 @dataclass
@@ -99,13 +95,13 @@ def plan(
     options: ReadOptions,
 ) -> list[Task]:
     """Cut spans at batch boundaries into splits of about `options.split_bytes`, for tasks."""
-    found = list(_indexed(spans, seen, brokers))
-    total = sum(int(rows["length"].sum()) for _, rows in found)
+    indexed = list(_indexed(spans, seen, brokers))
+    total = sum(int(rows["length"].sum()) for _, rows in indexed)
     split_bytes = options.split_bytes
-    if options.min_partitions > len(found):
+    if options.min_partitions > len(indexed):
         split_bytes = max(1, min(split_bytes, total // options.min_partitions))
     splits: list[tuple[Split, int]] = []
-    for (key, start, end), rows in found:
+    for (key, start, end), rows in indexed:
         edges = [start, *edges_of(rows, start, end, split_bytes), end]
         size_bytes = int(rows["length"].sum()) // (len(edges) - 1)
         index = rows.tobytes() if len(edges) == 2 and len(rows) <= _FEW_ROWS else b""
@@ -125,7 +121,7 @@ def _indexed(
     for broker, group in groupby(sorted(spans), key=lambda span: span.key.broker):
         some = list(group)
         ranges = [
-            (BrokerQueue(key.topic, key.queue, seen[key].part_id), start, end)
+            (BrokerQueue(key.topic, key.queue, seen[key].queue_topic_id), start, end)
             for key, start, end in some
         ]
         yield from zip(some, brokers.endpoint(broker).indexes(ranges), strict=True)
@@ -138,7 +134,7 @@ def _split(
     first, *others = brokers.replicas(key.broker)
     return Split(
         key=key,
-        part_id=queue.part_id,
+        queue_topic_id=queue.queue_topic_id,
         start=start,
         end=end,
         address=first.address,
@@ -180,6 +176,6 @@ def edges_of(rows: Rows, start: int, end: int, split_bytes: int) -> list[int]:
     before = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
     parts = -(-total // split_bytes)
-    wanted = np.arange(1, parts) * (total / parts)
-    firsts = rows["first_offset"][np.searchsorted(before, wanted).clip(max=len(rows) - 1)]
+    cuts = np.arange(1, parts) * (total / parts)
+    firsts = rows["first_offset"][np.searchsorted(before, cuts).clip(max=len(rows) - 1)]
     return [int(first) for first in np.unique(firsts) if start < first < end]

@@ -163,7 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The first offset to read of a new queue. Raises DataLossError."""
         if not queue.start_offset:
             return 0
-        if any(known.broker == key.broker for known in begin):
+        if any(read.broker == key.broker for read in begin):
             detail = "it is newer than the stream, and was not read yet"
             return self._lose(key, 0, queue.start_offset, LossReport.RETENTION, detail)
         _LOG.warning("%s is new and begins at offset %d", key, queue.start_offset)
@@ -226,8 +226,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return adopted(flat, seen)
 
     def _reach(self, key: QueueKey, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        place = BrokerQueue(key.topic, key.queue, self._seen[key].part_id)
-        return self._brokers.endpoint(key.broker).reach(place, start, end, max_bytes)
+        queue = BrokerQueue(key.topic, key.queue, self._seen[key].queue_topic_id)
+        return self._brokers.endpoint(key.broker).reach(queue, start, end, max_bytes)
 
     def _poll(self, *, patient: bool) -> Seen:
         """The queues of the brokers, at most `_poll_interval_s` old."""
@@ -250,9 +250,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline_s = time.monotonic() + self._options.timeout_ms / 1000
         seen = self._poll(patient=False)
         while True:
-            found = set(brokers.ids)
-            absent = {b for b in needed if b in brokers.silent or b not in found}
-            if not absent or (not brokers.may_come and not absent & found):
+            answered = set(brokers.ids)
+            absent = {b for b in needed if b in brokers.silent or b not in answered}
+            if not absent or (not brokers.may_come and not absent & answered):
                 return seen
             if time.monotonic() > deadline_s:
                 return seen
@@ -260,9 +260,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             seen = self._poll(patient=False)
 
     def _lose(
-        self, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
+        self, key: QueueKey, expected: int, there: int, loss: LossReport, detail: str = ""
     ) -> int:
-        return report_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
+        return report_loss(self._options.fail_on_data_loss, key, expected, there, loss, detail)
 
     def _in_range(self, key: QueueKey, offset: int, seen: Seen) -> int:
         """Return the offset if its queue has it, else where to go on. Raises DataLossError."""

@@ -29,7 +29,7 @@ from martlet.spark.brokers.endpoint import (
     Endpoint,
     MadeAnew,
     OffsetGone,
-    ReplicaPlace,
+    ReplicaSource,
 )
 from martlet.spark.read.batch_view import overview
 from martlet.spark.read.data_loss import LossReport, report_loss
@@ -52,14 +52,14 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
     first = task.splits[0]
-    replicas = (ReplicaPlace(first.address, first.data_path), *first.others)
-    found_files = ((SegmentFiles.find(each.data_path, first.key.broker), each) for each in replicas)
-    files, nearest = next((pair for pair in found_files if pair[0]), (None, replicas[0]))
+    replicas = (ReplicaSource(first.address, first.data_path), *first.others)
+    folders = ((SegmentFiles.find(copy.data_path, first.key.broker), copy) for copy in replicas)
+    files, nearest = next((pair for pair in folders if pair[0]), (None, replicas[0]))
     addresses = [replica.address for replica in replicas]
     endpoint = Endpoint(nearest.address, first.timeout_ms, first.tls, addresses, first.token)
     try:
-        found = (_read_split(split, schema, endpoint, files) for split in task.splits)
-        yield from _joined(itertools.chain.from_iterable(found))
+        batches = (_read_split(split, schema, endpoint, files) for split in task.splits)
+        yield from _joined(itertools.chain.from_iterable(batches))
     finally:
         endpoint.close()
         _spare_collector()
@@ -125,8 +125,8 @@ class _Reading:
         if split.index:
             rows = np.frombuffer(split.index, ENTRY)
         else:
-            rows = self.endpoint.index(split.place, self.offset, split.end)
-        chunks = files.chunks(rows, split.part_id, split.key.queue, CHUNK_BYTES)
+            rows = self.endpoint.index(split.source, self.offset, split.end)
+        chunks = files.chunks(rows, split.queue_topic_id, split.key.queue, CHUNK_BYTES)
         try:
             for segment, chunk in chunks:
                 batches = list(self._batches(chunk))
@@ -145,7 +145,7 @@ class _Reading:
         key = split.key
         while self.offset < split.end:
             try:
-                data = self.endpoint.batches(split.place, self.offset, CHUNK_BYTES)
+                data = self.endpoint.batches(split.source, self.offset, CHUNK_BYTES)
             except OffsetGone as gone:
                 there = max(gone.start_offset, self.offset + 1)
                 self.offset = split.describe_gap(self.offset, there)
@@ -154,7 +154,9 @@ class _Reading:
                 self.lose(split.end, LossReport.TRUNCATION)
                 return
             try:
-                chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
+                chunk = chunk_of(
+                    data, _starts_of(data), topic_id=split.queue_topic_id, queue=key.queue
+                )
             except BadRecord as trouble:
                 if self.damaged_count < self.endpoint.other_count:
                     self.damaged_count += 1
@@ -170,7 +172,7 @@ class _Reading:
         """Read the intact batches of a damaged answer, which the index locates."""
         split = self.split
         key = split.key
-        rows = next(self.endpoint.index_pages(split.place, self.offset, split.end), None)
+        rows = next(self.endpoint.index_pages(split.source, self.offset, split.end), None)
         if rows is None or int(rows[0]["first_offset"]) > self.offset:
             if rows is None:
                 self.lose(split.end, LossReport.CORRUPTION, str(trouble))
@@ -184,15 +186,15 @@ class _Reading:
                 chunk = chunk_of(
                     data[at : at + length],
                     np.zeros(1, np.int64),
-                    topic_id=split.part_id,
+                    topic_id=split.queue_topic_id,
                     queue=key.queue,
                 )
                 if chunk.headers[0]["first_offset"] != row["first_offset"]:
                     raise BadRecord("it is the record of another batch")
             except BadRecord as damage:
                 first, end = int(row["first_offset"]), int(row["first_offset"] + row["count"])
-                place = f"{row['count']} messages from offset {first} on, at position"
-                detail = f"{place} {row['position']} of the log; {damage}"
+                lost = f"{row['count']} messages from offset {first} on, at position"
+                detail = f"{lost} {row['position']} of the log; {damage}"
                 self.lose(min(end, split.end), LossReport.CORRUPTION, detail)
             else:
                 yield from self._batches(chunk)

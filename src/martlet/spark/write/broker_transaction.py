@@ -70,9 +70,9 @@ class BrokerTransaction:
         """Connect. Raises BrokerUnavailable and WriteFailed."""
         deadline_s = time.monotonic() + self._options.timeout_ms / 1000
         while True:
-            found = self._find()
+            broker = self._find()
             left_s = max(0.0, deadline_s - time.monotonic())
-            self._producer = self._make_producer(found)
+            self._producer = self._make_producer(broker)
             try:
                 self._thread.call(_connect(self._producer, min(left_s, _FIND_AGAIN_S)))
                 break
@@ -81,11 +81,11 @@ class BrokerTransaction:
             except (ConnectFailed, TimeoutError) as error:
                 # A replica that has just started may know one other, which is the one that died.
                 if left_s <= _FIND_AGAIN_S:
-                    text = str(error) or f"no broker at {', '.join(found.tcp_addresses)}"
+                    text = str(error) or f"no broker at {', '.join(broker.tcp_addresses)}"
                     raise WriteFailed(f"{self.address}: {text}") from error
-        self.broker_id = found.broker_id
+        self.broker_id = broker.broker_id
         self._staging = self._producer.staging(
-            self._transaction, self._begin(), broker=found.broker_id
+            self._transaction, self._begin(), broker=broker.broker_id
         )
         return self
 
@@ -97,10 +97,10 @@ class BrokerTransaction:
     ) -> None:
         self._thread.call(self._producer.__aexit__(None, None, None))
 
-    def _make_producer(self, found: FoundBroker) -> Producer:
+    def _make_producer(self, broker: FoundBroker) -> Producer:
         options = self._options
         return Producer(
-            found.tcp_addresses or None,
+            broker.tcp_addresses or None,
             lookup=options.lookup_addresses or None,
             timeout_s=options.timeout_ms / 1000,
             tls=None if options.tls is None else Tls(context=options.tls.context),
@@ -177,7 +177,7 @@ class BrokerTransaction:
             return KeyQueues(1, KeyHash.CRC32C)  # Staging will create it with 1 queue.
         queues = described["queues"]
         # Keys choose among the queues of normal priority.
-        count = sum(each.get("priority", NORMAL_PRIORITY) == NORMAL_PRIORITY for each in queues)
+        count = sum(queue.get("priority", NORMAL_PRIORITY) == NORMAL_PRIORITY for queue in queues)
         name = described.get("key_hash", KeyHash.CRC32C)  # Brokers before 0.2 have that alone.
         if name not in set(KeyHash):
             raise WriteFailed(
@@ -216,9 +216,9 @@ class BrokerTransaction:
         # To commit a transaction that was never begun changes nothing, and says whether its number
         # was committed before. `transaction.series` is for operators.
         unknown = f"{self._transaction[:200]}?{uuid.uuid4().hex}"
-        place = _to_json(self._batch_id._replace(number=number))
+        sequence = _to_json(self._batch_id._replace(number=number))
         try:
-            self._call("transaction.commit", id=unknown, **place)
+            self._call("transaction.commit", id=unknown, **sequence)
         except TransactionRefused as error:
             if error.code == "NOT_FOUND":
                 return False

@@ -14,36 +14,27 @@ class WriteFailed(Exception):
 
 
 class BatchId(NamedTuple):
-    """The identity of a batch, by which the broker deduplicates it.
-
-    Attributes:
-        name: the option applicationId, or the query's id.
-        number: the batch's number.
-    """
+    """The identity of a batch, by which the broker deduplicates it."""
 
     name: str
+    """The option applicationId, or the query's id."""
     number: int
 
 
 @dataclass(frozen=True)
 class CommitMessage(WriterCommitMessage):
-    """The rows that a task has staged.
-
-    Attributes:
-        transaction: the transaction's id.
-        batch_id: None for a write that is never repeated.
-        branch: the name of the task's rows within the transaction.
-        message_count: the number of rows.
-        is_repeated: whether the broker has published this batch before.
-    """
+    """The rows that a task has staged."""
 
     transaction: str
     batch_id: BatchId | None
+    """None for a write that is never repeated."""
     branch: str
+    """The name of the task's rows within the transaction."""
     message_count: int
     is_repeated: bool = False
+    """Whether the broker has published this batch before."""
 
 
 def branches_of(staged: Sequence[CommitMessage]) -> dict[str, int]:
     """The branches to commit, with their row counts."""
-    return {each.branch: each.message_count for each in staged if each.message_count}
+    return {message.branch: message.message_count for message in staged if message.message_count}

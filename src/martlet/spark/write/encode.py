@@ -62,19 +62,16 @@ class KeyQueues(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Messages of one destination, as columns.
-
-    Attributes:
-        bodies: binary, without nulls.
-        entries: the property entries, binary; None if no message has properties.
-        tags: the tags' hashes; None if no message has a tag.
-        times: the delivery times in milliseconds, 0 for at once; None if all are at once.
-    """
+    """Messages of one destination, as columns."""
 
     bodies: pa.Array
+    """Binary, without nulls."""
     entries: pa.Array | None
+    """The property entries, binary; None if no message has properties."""
     tags: npt.NDArray[np.uint32] | None
+    """The tags' hashes; None if no message has a tag."""
     times: Int64s | None
+    """The delivery times in milliseconds, 0 for at once; None if all are at once."""
 
     @property
     def sizes(self) -> Int64s:
@@ -152,24 +149,24 @@ class Encoder:
         if not len(batch):
             return
         self._are_delays = batch.schema.get_field_index("delay") >= 0
-        for place, rows in self._by_place(batch):
-            pending = self._pending.setdefault(place, _Pending())
+        for destination, rows in self._by_destination(batch):
+            pending = self._pending.setdefault(destination, _Pending())
             pending.rows.append(rows)
             size_bytes = int(rows.sizes.sum())
             pending.size_bytes += size_bytes
             self._pending_bytes += size_bytes
             if pending.size_bytes >= self._block_bytes:
-                yield from self._full(place, pending)
+                yield from self._full(destination, pending)
         while self._pending_bytes > MAX_PENDING_BYTES:
-            place = max(self._pending, key=lambda place: self._pending[place].size_bytes)
-            yield from self._all(place)
+            largest = max(self._pending, key=lambda key: self._pending[key].size_bytes)
+            yield from self._all(largest)
 
     def rest(self) -> Iterator[MessageBlock]:
         """Yield the blocks of all pending rows."""
-        for place in list(self._pending):
-            yield from self._all(place)
+        for destination in list(self._pending):
+            yield from self._all(destination)
 
-    def _by_place(self, batch: pa.RecordBatch) -> Iterator[tuple[RowDestination, Rows]]:
+    def _by_destination(self, batch: pa.RecordBatch) -> Iterator[tuple[RowDestination, Rows]]:
         rows = Rows(self._bodies(batch), entries_of(batch), tag_hashes(batch), self._times(batch))
         topics, of_topic = self._topics(batch)
         queues = self._queues(batch, topics, of_topic)
@@ -232,7 +229,7 @@ class Encoder:
         at = batch.schema.get_field_index("key")
         if at >= 0 and batch.column(at).null_count < len(batch):
             some = [self._queues_of(topic) for topic in topics]
-            if max(each.queue_count for each in some) > 1:
+            if max(queues_of.queue_count for queues_of in some) > 1:
                 queues = _queues_of_keys(as_binary(batch.column(at)), some, of_topic)
         at = batch.schema.get_field_index("partition")
         if at >= 0:
@@ -273,7 +270,7 @@ class Encoder:
             return rounded
         return None
 
-    def _full(self, place: RowDestination, pending: _Pending) -> Iterator[MessageBlock]:
+    def _full(self, destination: RowDestination, pending: _Pending) -> Iterator[MessageBlock]:
         """Yield the full blocks of a destination; the rows behind them stay pending."""
         rows = _joined(pending.rows)
         ends = np.cumsum(rows.sizes)
@@ -281,7 +278,7 @@ class Encoder:
         while int(ends[-1]) - before >= self._block_bytes or len(ends) - first > MAX_ROWS:
             stop = int(np.searchsorted(ends, before + self._block_bytes, "right"))
             stop = min(max(stop, first + 1), first + MAX_ROWS)
-            yield self._block(place, rows.slice(first, stop))
+            yield self._block(destination, rows.slice(first, stop))
             first, before = stop, int(ends[stop - 1])
             if first == len(ends):
                 break
@@ -289,28 +286,29 @@ class Encoder:
         pending.size_bytes -= before
         pending.rows = [rows.slice(first, len(ends))] if first < len(ends) else []
         if not pending.rows:
-            del self._pending[place]
+            del self._pending[destination]
 
-    def _all(self, place: RowDestination) -> Iterator[MessageBlock]:
-        pending = self._pending[place]
+    def _all(self, destination: RowDestination) -> Iterator[MessageBlock]:
+        pending = self._pending[destination]
         if len(pending.rows) > 1 or len(pending.rows[0].bodies) > MAX_ROWS:
-            yield from self._full(place, pending)
-        if place in self._pending:
+            yield from self._full(destination, pending)
+        if destination in self._pending:
             self._pending_bytes -= pending.size_bytes
-            del self._pending[place]
-            yield self._block(place, _joined(pending.rows))
+            del self._pending[destination]
+            yield self._block(destination, _joined(pending.rows))
 
-    def _block(self, place: RowDestination, rows: Rows) -> MessageBlock:
+    def _block(self, destination: RowDestination, rows: Rows) -> MessageBlock:
         times: list[tuple[int, int]] = []
         if rows.times is not None and rows.times.any():
             rows = rows.take(np.argsort(rows.times, kind="stable"))
             assert rows.times is not None
             edges = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist(), len(rows.times)]
             times = [(int(rows.times[start]), stop - start) for start, stop in pairwise(edges)]
-        queue = None if place.queue < 0 else place.queue
+        queue = None if destination.queue < 0 else destination.queue
         count, properties = len(rows.bodies), _properties(rows)
         bodies = _framed(rows.bodies)
-        return MessageBlock(place.topic, count, bodies, properties, queue, times, self._are_delays)
+        topic = destination.topic
+        return MessageBlock(topic, count, bodies, properties, queue, times, self._are_delays)
 
 
 def _joined(some: list[Rows]) -> Rows:
@@ -342,10 +340,10 @@ def _queues_of_keys(keys: pa.Array, topic_queues: list[KeyQueues], of_topic: Int
     coded = keys.dictionary_encode()
     crcs = np.array([*map(crc32c, coded.dictionary.to_pylist()), 0], np.int64)
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    counts = np.array([each.queue_count for each in topic_queues], np.int64)[of_topic]
+    counts = np.array([queues_of.queue_count for queues_of in topic_queues], np.int64)[of_topic]
     kinds = list(KeyHash)
-    kind = np.array([kinds.index(each.key_hash) for each in topic_queues])[of_topic]
-    numbers = np.stack([each.of(crcs) for each in kinds])[kind, codes]
+    kind = np.array([kinds.index(queues_of.key_hash) for queues_of in topic_queues])[of_topic]
+    numbers = np.stack([queues_of.of(crcs) for queues_of in kinds])[kind, codes]
     has_key = (codes >= 0) & (counts > 1) & (sizes_of(keys) > 0)
     queues: Int64s = np.where(has_key, numbers % counts, _ANY)
     return queues

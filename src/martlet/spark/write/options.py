@@ -36,7 +36,7 @@ from typing import Literal
 
 from martlet.names import is_valid_name
 from martlet.spark.brokers.addresses import SparkTls, parse_addresses
-from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
+from martlet.spark.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 
 _NAMES = (
     "addresses",
@@ -62,23 +62,19 @@ _MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The options of one query that writes, valid.
-
-    Attributes:
-        addresses: as given, the HTTP or TCP doors of brokers; none with lookup daemons.
-        lookup_addresses: of lookup daemons.
-        broker: the id of the broker that these are to find.
-        topic: of all rows; None if each row names its own.
-        application_id: None for the query's id.
-        batch_id: of a batch query; None if it is never repeated.
-    """
+    """The options of one query that writes, valid."""
 
     addresses: tuple[str, ...]
+    """As given, the HTTP or TCP doors of brokers; none with lookup daemons."""
     lookup_addresses: tuple[str, ...] = ()
     broker: str = ""
+    """The id of the broker that lookup daemons find."""
     topic: str | None = None
+    """The topic of all rows; None if each row names its own."""
     application_id: str | None = None
+    """None for the query's id."""
     batch_id: int | None = None
+    """The number of a batch query; None if it is never repeated."""
     block_bytes: int = 1 << 20
     delay_step_ms: int = 1
     abandon_after_ms: int = _DAY_MS
@@ -87,13 +83,13 @@ class WriteOptions:
     auth_secret: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> WriteOptions:
+    def parse(cls, raw: Mapping[str, str], kind: Literal["batch", "stream"]) -> WriteOptions:
         """Read the options of a query; their names may be of any case.
 
         Raises:
             ValueError: an option is unknown, missing, wrong, or not for this kind of query.
         """
-        options = _read(given)
+        options = _read(raw)
         if kind == "stream" and "batchId" in options:
             raise ValueError(
                 "option batchId is for df.write: a stream's batches have their numbers from Spark"
@@ -124,20 +120,20 @@ class WriteOptions:
         )
 
 
-def _read(given: Mapping[str, str]) -> dict[str, str]:
+def _read(raw: Mapping[str, str]) -> dict[str, str]:
     """The options by their names as they are spelled here, without those that Spark itself reads.
 
     Raises:
         ValueError: as `known`, and where an option means nothing of what is written.
     """
-    asked = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
-    for name, value in asked.items():
+    options = {name: value for name, value in raw.items() if name.lower() not in _SPARKS}
+    for name, value in options.items():
         if name.lower() == "path":
             raise ValueError(
                 f"a path, {value!r}, means nothing here: option topic or column topic says where"
                 " rows go; end with save() or start()"
             )
-    return known(asked, _NAMES, "the martlet sink")
+    return spelled_options(options, _NAMES, "the martlet sink")
 
 
 def _lookup_addresses(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -190,10 +186,10 @@ def _application_id(options: Mapping[str, str]) -> str | None:
 
 
 def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> SparkTls | None:
-    wanted = boolean(options, "tls", any(each.startswith("https://") for each in addresses))
-    given = [name for name in options if name.startswith("tls") and name != "tls"]
-    if not wanted:
-        if given:
-            raise ValueError(f"option {given[0]} needs option tls too")
+    is_tls = boolean(options, "tls", any(address.startswith("https://") for address in addresses))
+    tls_options = [name for name in options if name.startswith("tls") and name != "tls"]
+    if not is_tls:
+        if tls_options:
+            raise ValueError(f"option {tls_options[0]} needs option tls too")
         return None
     return tls(options)

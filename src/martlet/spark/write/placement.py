@@ -45,16 +45,12 @@ _MAX_PAUSE_S = 2.0
 
 
 class FoundBroker(NamedTuple):
-    """The broker to which an address leads.
-
-    Attributes:
-        tcp_addresses: where clients connect: each leads to the primary; none if lookup daemons find
-            it.
-        broker_id: the id that its replicas share; empty for a broker without replicas.
-    """
+    """The broker to which an address leads."""
 
     tcp_addresses: tuple[str, ...]
+    """Where clients connect: each leads to the primary; none if lookup daemons find it."""
     broker_id: str = ""
+    """The id that its replicas share; empty for a broker without replicas."""
 
 
 class BrokerUnavailable(Exception):
@@ -95,8 +91,8 @@ def find_broker(
             if not_http(error):
                 raise BrokerUnavailable(f"{address}: {unreachable.not_http(error)}") from None
         for other in addresses:
-            if other != address and (found := _ask_about(address, other, tls)) is not None:
-                return found
+            if other != address and (broker := _ask_about(address, other, tls)) is not None:
+                return broker
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise BrokerUnavailable(
@@ -113,17 +109,17 @@ def refuse_copies(broker: str, lookups: Sequence[str], tls: SparkTls | None) -> 
     Raises:
         WriteFailed: the text names them, and says what to do.
     """
-    known: dict[str, Process] = {}
+    processes: dict[str, Process] = {}
     for lookup in lookups:
         with suppress(OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             _, body = _get(lookup, "/nodes", tls, _OTHERS_TIMEOUT_S)
-            for each in json.loads(body)["producers"] or ():
-                if each.get("broker") == broker:
-                    address = str(lookup_address(each["broadcast_address"], each["http_port"]))
-                    known[address] = Process(broker, str(each["run"]))
-    for copies in copies_in(known):
-        now = {address: _process(address, known[address], tls) for address in copies.addresses}
-        for running in confirmed(known, now):
+            for node in json.loads(body)["producers"] or ():
+                if node.get("broker") == broker:
+                    address = str(lookup_address(node["broadcast_address"], node["http_port"]))
+                    processes[address] = Process(broker, str(node["run"]))
+    for copies in copies_in(processes):
+        now = {address: _process(address, processes[address], tls) for address in copies.addresses}
+        for running in confirmed(processes, now):
             raise WriteFailed(
                 refusal(running, "each row, and each commit, would go to one or the other")
             )
@@ -168,7 +164,7 @@ def _ask_about(address: str, other: str, tls: SparkTls | None) -> FoundBroker | 
     except (OSError, http.client.HTTPException):
         return None
     named = () if report is None else report["replicas"].values()
-    if report is None or all(each.get("http_address") != address for each in named):
+    if report is None or all(replica.get("http_address") != address for replica in named):
         return None
     return _replicated(report, other)
 
@@ -187,7 +183,7 @@ def _report(status: int, body: bytes) -> dict[str, Any] | None:
             return None
     except (ValueError, TypeError, KeyError):
         return None
-    if not any(each.get("tcp_address") for each in report.get("replicas", {}).values()):
+    if not any(replica.get("tcp_address") for replica in report.get("replicas", {}).values()):
         raise OSError("the replica has not found its replica set yet")
     return report
 
@@ -195,11 +191,11 @@ def _report(status: int, body: bytes) -> dict[str, Any] | None:
 def _replicated(report: dict[str, Any], address: str) -> FoundBroker:
     """The addresses of all replicas, of the one that answered as the query names its host."""
     replicas = report["replicas"]
-    found = [each["tcp_address"] for each in replicas.values() if each.get("tcp_address")]
+    addresses = [tcp for replica in replicas.values() if (tcp := replica.get("tcp_address"))]
     own = replicas.get(report["replica"], {}).get("tcp_address")
     if own:
-        found.insert(0, _on_host(address, own.rpartition(":")[2]))
-    return FoundBroker(tuple(dict.fromkeys(found)), report["broker_id"])
+        addresses.insert(0, _on_host(address, own.rpartition(":")[2]))
+    return FoundBroker(tuple(dict.fromkeys(addresses)), report["broker_id"])
 
 
 def _on_host(address: str, port: int | str) -> str:

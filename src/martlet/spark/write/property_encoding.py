@@ -177,22 +177,22 @@ def _keys(lists: pa.Array) -> pa.Array:
     counts = _counts(lists)
     if int(counts.max()) > MAX_KEYS:
         raise BadProperties(f"keys has {int(counts.max())} of a row, the maximum is {MAX_KEYS}")
-    each = as_binary(pc.list_flatten(lists))
-    if each.null_count or (len(each) and not int(sizes_of(each).min())):
+    flat = as_binary(pc.list_flatten(lists))
+    if flat.null_count or (len(flat) and not int(sizes_of(flat).min())):
         raise BadProperties("keys has a key that is null or empty: filter(keys, k -> k <> '')")
-    return _cut_again(_fields(Field.KEY, _key("key in keys", each)), counts)
+    return _cut_again(_fields(Field.KEY, _key("key in keys", flat)), counts)
 
 
 def _headers(lists: pa.Array) -> pa.Array:
     if pa.types.is_map(lists.type):
         lists = _as_lists(lists)
     counts = _counts(lists)
-    each = pc.list_flatten(lists)
-    if each.null_count:
+    flat = pc.list_flatten(lists)
+    if flat.null_count:
         raise BadProperties("headers has an element that is null")
-    names, values = (as_binary(pc.struct_field(each, name)) for name in ("key", "value"))
+    names, values = (as_binary(pc.struct_field(flat, name)) for name in ("key", "value"))
     sizes = sizes_of(names)
-    if len(each) and not 0 < int(sizes.min()) <= int(sizes.max()) <= MAX_NAME_BYTES:
+    if len(flat) and not 0 < int(sizes.min()) <= int(sizes.max()) <= MAX_NAME_BYTES:
         raise BadProperties(
             f"a header's name takes {int(sizes.max()) if sizes.min() else 0} bytes, between 1 and"
             f" {MAX_NAME_BYTES} are allowed"

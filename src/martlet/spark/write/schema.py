@@ -106,18 +106,18 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     for name, kind in types.items():
         if name in PASSED_OVER:
             continue
-        known = COLUMNS.get(name)
-        if known is None:
+        column = COLUMNS.get(name)
+        if column is None:
             near = difflib.get_close_matches(name, COLUMNS, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(
                 f"the martlet sink has no column {name!r}: {hint}it has {', '.join(COLUMNS)};"
                 " put other data into value, as to_json(struct(*)) does, or into headers"
             )
-        if not known.fits(kind):
+        if not column.fits(kind):
             raise ValueError(
                 f"column {name!r} is {kind.simpleString()}, the martlet sink wants"
-                f" {known.types}: CAST it"
+                f" {column.types}: CAST it"
             )
     if "value" not in types:
         raise ValueError(

@@ -101,21 +101,21 @@ class BatchWriter(DataSourceArrowWriter):
         _roll_back(self._options, self._transaction, self._batch_id)
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
+def stream_writer(raw: Mapping[str, str], schema: StructType) -> StreamWriter:
     """A writer for a stream's rows. Raises ValueError."""
-    options = WriteOptions.parse(given, "stream")
+    options = WriteOptions.parse(raw, "stream")
     check_columns(schema, options.topic)
     return StreamWriter(options)
 
 
-def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
+def batch_writer(raw: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
     """A writer for a batch query's rows. Raises ValueError."""
     if overwrite:
         raise ValueError(
             "mode('overwrite'): messages are appended to a topic, never put in place of others;"
             " write with mode('append')"
         )
-    options = WriteOptions.parse(given, "batch")
+    options = WriteOptions.parse(raw, "batch")
     check_columns(schema, options.topic)
     return BatchWriter(options)
 
@@ -151,20 +151,20 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 def _commit(options: WriteOptions, messages: Messages) -> None:
-    staged = [each for each in messages if isinstance(each, CommitMessage)]
+    staged = [message for message in messages if isinstance(message, CommitMessage)]
     if len(staged) < len(messages):
         raise WriteFailed(
             f"{counted(len(messages) - len(staged), 'task')} did not report the rows staged"
         )
-    filled = [each for each in staged if each.message_count or each.is_repeated]
+    filled = [message for message in staged if message.message_count or message.is_repeated]
     if not filled:
         return
     # One commit must publish all rows: with a second transaction readers could see half a batch.
-    if len({(each.transaction, each.batch_id) for each in filled}) > 1:
+    if len({(message.transaction, message.batch_id) for message in filled}) > 1:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
     transaction, batch_id = filled[0].transaction, filled[0].batch_id
     branches = branches_of(filled)
-    is_repeated = any(each.is_repeated for each in filled)
+    is_repeated = any(message.is_repeated for message in filled)
     with _stage(options, transaction, batch_id) as stage:
         if is_repeated and not _has_published(stage, batch_id):
             # A replica whose log did not count had it. Tasks have not staged all of their rows.
@@ -209,12 +209,12 @@ def _has_published(stage: BrokerTransaction, batch_id: BatchId | None) -> bool:
 
 
 def _abort(options: WriteOptions, messages: Messages) -> None:
-    known = {
-        (each.transaction, each.batch_id)
-        for each in messages
-        if isinstance(each, CommitMessage) and each.message_count
+    transactions = {
+        (message.transaction, message.batch_id)
+        for message in messages
+        if isinstance(message, CommitMessage) and message.message_count
     }
-    for transaction, batch_id in known:
+    for transaction, batch_id in transactions:
         _roll_back(options, transaction, batch_id)
 
 
