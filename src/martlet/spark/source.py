@@ -15,10 +15,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.failing_reader import FailingStreamReader
 from martlet.spark.read.options import ReadOptions, view_of
 from martlet.spark.read.schema import arrow_schema, schema_of
-from martlet.spark.read.stream import StreamReader
+from martlet.spark.read.stream import FailingStreamReader, StreamReader
 
 
 class MartletDataSource(DataSource):

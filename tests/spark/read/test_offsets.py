@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.index import ENTRY
-from martlet.spark.read.offsets import QueueKey, flatten, nested, spans, step
-from martlet.spark.read.read_limits import within_bytes
+from martlet.spark.read.offsets import QueueKey, flatten, nested, spans, step, within_bytes
 from martlet.spark.read.split import edges_of
 
 KEYS = [QueueKey(broker, "t", queue) for broker in "ab" for queue in range(3)]

@@ -10,6 +10,7 @@ commit that publishes its files also records the archived offset of each queue.
 `writing`           the work of a task; `rows` and `partition`: the row shape and folders
 `json_fields`       parses JSON messages into columns
 `table`             the protocol of a table: `parquet_table` with `commit_log`, or `delta_table`
+`position`          the archived offsets, and the manifests that advance them
 `store`             a folder, local or behind a URL
 `compaction`        merges small files
 =================== =====================================================================

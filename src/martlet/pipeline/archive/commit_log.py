@@ -58,6 +58,10 @@ class Swap:
     inputs: list[str]
     outputs: list[str]
 
+    def path(self, name: str) -> str:
+        """Return the path of a file in the folder, which is empty without partition columns."""
+        return f"{self.folder}/{name}" if self.folder else name
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -229,8 +233,8 @@ class ArchiveCommitLog:
         """Replace the old files by the new ones, unless that is done already."""
         store = self._store
         here, staged = set(store.files(swap.folder)), set(store.files(swap.new))
-        outputs = {f"{swap.new}/{name}": f"{swap.folder}/{name}" for name in swap.outputs}
-        inputs = [f"{swap.folder}/{name}" for name in swap.inputs]
+        outputs = {f"{swap.new}/{name}": swap.path(name) for name in swap.outputs}
+        inputs = [swap.path(name) for name in swap.inputs]
         if not here.issuperset(outputs.values()):
             if not all(new in staged or old in here for new, old in outputs.items()):
                 if here.issuperset(inputs):

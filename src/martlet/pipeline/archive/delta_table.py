@@ -20,8 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 from martlet.pipeline.archive.compaction import Compacted
-from martlet.pipeline.archive.manifest import Manifest, Written
-from martlet.pipeline.archive.position import Position, advanced
+from martlet.pipeline.archive.position import Manifest, Position, Written, advanced
 from martlet.pipeline.archive.writing import Writing
 from martlet.spark.read.offsets import QueueKey
 from martlet.text import how_to_install

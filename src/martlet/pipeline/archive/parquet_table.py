@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from martlet.pipeline.archive.commit_log import STAGED, ArchiveCommitLog, Swap
-from martlet.pipeline.archive.manifest import Manifest
-from martlet.pipeline.archive.position import Position, advanced, started
+from martlet.pipeline.archive.position import Manifest, Position, advanced, started
 from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.spark.read.offsets import QueueKey
 
@@ -92,7 +91,7 @@ class ParquetTable:
             self._log.apply_latest()
             good = [swap for swap in swaps if self._is_possible(swap)]
             for swap in good:
-                others = set(self.files(swap.folder)) - {f"{swap.folder}/{n}" for n in swap.inputs}
+                others = set(self.files(swap.folder)) - set(map(swap.path, swap.inputs))
                 if isinstance(self.store, LocalStore):
                     for name in others:
                         self.store.link(name, f"{swap.new}/{name.rpartition('/')[2]}")
@@ -102,6 +101,6 @@ class ParquetTable:
 
     def _is_possible(self, swap: Swap) -> bool:
         """Return whether all old and all new files are there."""
-        inputs = {f"{swap.folder}/{name}" for name in swap.inputs}
+        inputs = set(map(swap.path, swap.inputs))
         outputs = {f"{swap.new}/{name}" for name in swap.outputs}
         return inputs <= set(self.files(swap.folder)) and outputs <= set(self.store.files(swap.new))

@@ -1,4 +1,7 @@
-"""The position of an archive: the first offset of each queue that is not archived.
+"""The position of an archive, and the manifests that advance it.
+
+The position is the first offset of each queue that is not archived.  A manifest is a task's report
+to the driver about the files that it has written.
 
 A position is encoded like the offsets of a query in `martlet.spark.read.offsets`: with the number
 of the topic, as a topic that was deleted and created again begins at offset 0.
@@ -6,20 +9,14 @@ of the topic, as a topic that was deleted and created again begins at offset 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from martlet.spark.read.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey, Span
 
 Position = Mapping[QueueKey, int]
-
-
-class Stretch(NamedTuple):
-    """Offsets of one queue that one task reads, from `start` up to `end`."""
-
-    key: QueueKey
-    start: int
-    end: int
 
 
 class TwoWritersError(Exception):
@@ -42,7 +39,7 @@ def started(position: Position, start: Position) -> dict[QueueKey, int]:
     return kept | fresh
 
 
-def advanced(position: Position, stretches: Iterable[Stretch]) -> dict[QueueKey, int]:
+def advanced(position: Position, stretches: Iterable[Span]) -> dict[QueueKey, int]:
     """Advance a position past stretches that were archived.
 
     Raises:
@@ -58,3 +55,42 @@ def advanced(position: Position, stretches: Iterable[Stretch]) -> dict[QueueKey,
             )
         further[key] = end
     return further
+
+
+class Written(NamedTuple):
+    """A file that a task has written."""
+
+    staged: str
+    """Its staged path."""
+    name: str
+    """Its target path."""
+    rows: int
+    size_bytes: int
+    partition: dict[str, str | None]
+    """The values of its partition columns."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of one stretch of a queue; none if retention has removed all of its messages."""
+
+    stretch: Span
+    folder: str
+    """The staged folder of the batch."""
+    files: Sequence[Written]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in all files."""
+        return sum(file.rows for file in self.files)
+
+    def format(self) -> str:
+        """Encode the manifest as the text that Spark passes to the driver."""
+        return json.dumps([self.stretch, self.folder, self.files])
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """Decode the text of a manifest."""
+        (key, start, end), folder, files = json.loads(text)
+        stretch = Span(QueueKey(*key), start, end)
+        return cls(stretch, folder, [Written(*file) for file in files])

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from martlet.pipeline.archive.compaction import Compacted, Compaction, CompactionWatch
-from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
+from martlet.pipeline.archive.position import Manifest
 from martlet.pipeline.archive.rows import shape_of
 from martlet.pipeline.archive.source import FORMAT, RUN, WRITING, ArchiveSource, packed
 from martlet.pipeline.archive.store import LocalStore, Store
@@ -88,7 +88,8 @@ class Archive:
         table = self._table
         if self._compaction is None or not options.compact_files:
             return None
-        if isinstance(table, ParquetTable) and not isinstance(table.store, LocalStore):
+        is_local = isinstance(table, ParquetTable) and isinstance(table.store, LocalStore)
+        if not (is_local and options.partitions):
             return None  # Without an exchange, readers would miss rows again and again.
         max_count = max(2, options.compact_files)
         return CompactionWatch(self._compaction, max_count, options.compact_idle_ns / 1e9)

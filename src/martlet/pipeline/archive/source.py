@@ -18,18 +18,16 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
-from martlet.pipeline.archive.manifest import Manifest
-from martlet.pipeline.archive.position import Stretch
+from martlet.pipeline.archive.position import Manifest
 from martlet.pipeline.archive.rows import source_schema
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.archive.table import ArchiveTable, open_table
 from martlet.pipeline.archive.writing import Writing
 from martlet.spark.read.data_loss import LossReport
-from martlet.spark.read.failing_reader import FailingStreamReader
-from martlet.spark.read.offsets import Offsets, QueueKey, flatten, nested
+from martlet.spark.read.offsets import Offsets, QueueKey, Span, flatten, nested
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.split import Split, Task
-from martlet.spark.read.stream import StreamReader
+from martlet.spark.read.stream import FailingStreamReader, StreamReader
 
 FORMAT = "martlet-archive"
 WRITING = "writing"
@@ -147,7 +145,7 @@ class ArchiveReader(StreamReader):
         assert isinstance(partition, _Writes)
         store = Store.at(self._writing.location)
         for split in partition.splits:
-            stretch = Stretch(split.key, split.start, split.end)
+            stretch = Span(split.key, split.start, split.end)
             messages = super().read(Task((split,)))
             manifest: Manifest = self._writing.write(messages, stretch, partition.folder, store)
             yield (manifest.format(),)

@@ -8,18 +8,19 @@ a copy, and only one process at a time may write to an archive.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
+import functools
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
-
-from martlet.pipeline.archive.atomic_swap import exchange
 
 LOCK = "_martlet/lock"
 _MAX_KEY_BYTES = 1024
@@ -27,6 +28,10 @@ _MAX_KEY_BYTES = 1024
 _MAX_PATH_BYTES = 4095
 _FILE_NAME_BYTES = 128
 """More than the name of an archive's file has."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_THERE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM})
+"""The errors of systems and file systems without the exchange."""
 
 
 class Store:
@@ -284,3 +289,42 @@ def _by_fsspec(location: str, error: Exception) -> tuple[fs.FileSystem, str]:
     except (ValueError, ImportError) as trouble:
         raise ValueError(f"{location}: {trouble}") from trouble
     return fs.PyFileSystem(fs.FSSpecHandler(system)), root
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders atomically: a reader of either path sees one of the two.
+
+    Returns:
+        False if the system or the file system does not support it. Linux has ``renameat2`` with
+        RENAME_EXCHANGE on the usual file systems; Python has no call for it.
+
+    Raises:
+        OSError: the exchange failed otherwise, for example because a folder does not exist.
+    """
+    call = _renameat2()
+    if call is None:
+        return False
+    done = call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if done == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_THERE:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+    )
+    call.restype = ctypes.c_int
+    return call

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from martlet.pipeline.archive.manifest import Manifest
-from martlet.pipeline.archive.position import Position
+from martlet.pipeline.archive.position import Manifest, Position
 from martlet.pipeline.archive.store import Store
 from martlet.spark.read.offsets import QueueKey
 

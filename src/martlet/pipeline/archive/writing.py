@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from martlet.pipeline.archive.manifest import Manifest, Written
 from martlet.pipeline.archive.partition import (
     LONG,
     MAX_FOLDERS_PER_TASK,
@@ -26,9 +25,10 @@ from martlet.pipeline.archive.partition import (
     fitted,
     folder_of,
 )
-from martlet.pipeline.archive.position import Stretch
+from martlet.pipeline.archive.position import Manifest, Written
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
+from martlet.spark.read.offsets import Span
 
 ROW_GROUP_BYTES = 64 << 20
 """The size of a row group in memory, before it is encoded and compressed."""
@@ -50,7 +50,7 @@ class Writing:
     committed files."""
 
     def write(
-        self, batches: Iterable[pa.RecordBatch], stretch: Stretch, folder: str, store: Store
+        self, batches: Iterable[pa.RecordBatch], stretch: Span, folder: str, store: Store
     ) -> Manifest:
         """Write the messages of a stretch.
 
@@ -113,7 +113,7 @@ class _OpenFile:
 class Files:
     """The files of one stretch, one for each folder."""
 
-    def __init__(self, writing: Writing, stretch: Stretch, folder: str, store: Store) -> None:
+    def __init__(self, writing: Writing, stretch: Span, folder: str, store: Store) -> None:
         self._writing = writing
         self._stretch = stretch
         self._folder = folder

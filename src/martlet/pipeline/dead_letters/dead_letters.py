@@ -14,8 +14,8 @@ from martlet.pipeline.dead_letters.reader import (
     read_dead_letters,
 )
 from martlet.pipeline.dead_letters.redrive import RedriveResult, act
-from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
+from martlet.pipeline.topics import with_fields
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.options import ReadOptions
 from martlet.text import counted

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from martlet.options.flag import OptionError
-from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, query_errors_as, session
 from martlet.pipeline.replay.options import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
 from martlet.pipeline.replay.source import Position, ReplaySource, left, sent_columns
+from martlet.pipeline.topics import with_fields
 from martlet.spark.read import offsets
 from martlet.spark.read.offset_bound import parse_bound
 from martlet.text import SECOND_NS, counted

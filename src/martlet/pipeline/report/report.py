@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, query_errors_as, session
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
@@ -34,7 +33,7 @@ from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.render import page_of, print_board
 from martlet.pipeline.stream_monitor import follow, start_query
-from martlet.pipeline.topics import require_topics
+from martlet.pipeline.topics import require_topics, with_fields
 from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class LiveReport:
         changed = [name for name, value in fields.items() if before.get(name) != value]
         if changed:
             raise JobFailed(
-                f"figures.{figure.name} was another one when {checkpoint} was start_query:"
+                f"figures.{figure.name} was another one when {checkpoint} was begun:"
                 f" {', '.join(changed)} changed since. Give it another name, or the report another"
                 " --checkpoint; either begins with what --start says"
             )

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -31,10 +31,21 @@ from pyspark.sql.streaming.datasource import (
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerQueue, QueueRange
 from martlet.spark.read.data_loss import LossReport, report_loss
-from martlet.spark.read.offsets import ANY, Offsets, QueueKey, adopted, flatten, nested, spans, step
+from martlet.spark.read.offsets import (
+    ANY,
+    Gathering,
+    Offsets,
+    QueueKey,
+    adopted,
+    flatten,
+    nested,
+    spans,
+    step,
+    unread,
+    within_bytes,
+)
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.progress import ProgressReporter
-from martlet.spark.read.read_limits import Gathering, unread, within_bytes
 from martlet.spark.read.resolved_bounds import resolve
 from martlet.spark.read.split import Task, plan
 from martlet.spark.read.task import read
@@ -324,3 +335,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lose(key, offset, offset, loss, detail)
             self._reported_missing.add(key)
         return loss is not LossReport.RECREATION
+
+
+class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises the error in a query's options from the first method that Spark calls.
+
+    Spark hides an error that `streamReader` raises behind an `UnboundLocalError` of its own.
+    """
+
+    def __init__(self, error: ValueError) -> None:
+        self._error = error
+
+    def _refuse(self, *_arguments: Any, **_named: Any) -> NoReturn:
+        raise self._error
+
+    prepareForTriggerAvailableNow = _refuse
+    initialOffset = _refuse
+    getDefaultReadLimit = _refuse
+    latestOffset = _refuse
+    read = _refuse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +32,3 @@ class CommitMessage(WriterCommitMessage):
     message_count: int
     is_repeated: bool = False
     """Whether the broker has published this batch before."""
-
-
-def branches_of(staged: Sequence[CommitMessage]) -> dict[str, int]:
-    """The branches to commit, with their row counts."""
-    return {message.branch: message.message_count for message in staged if message.message_count}

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed, branches_of
+from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import BrokerUnavailable, broker_for
 from martlet.spark.write.schema import check_columns
@@ -163,7 +163,7 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
     if len({(message.transaction, message.batch_id) for message in filled}) > 1:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
     transaction, batch_id = filled[0].transaction, filled[0].batch_id
-    branches = branches_of(filled)
+    branches = {m.branch: m.message_count for m in filled if m.message_count}
     is_repeated = any(message.is_repeated for message in filled)
     with _stage(options, transaction, batch_id) as stage:
         if is_repeated and not _has_published(stage, batch_id):

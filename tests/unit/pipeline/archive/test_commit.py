@@ -16,13 +16,12 @@ import pytest
 
 from martlet.pipeline.archive.commit_log import ArchiveDamagedError, Swap, TakenOverError
 from martlet.pipeline.archive.compaction import Joining
-from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.position import Stretch, TwoWritersError
+from martlet.pipeline.archive.position import Manifest, TwoWritersError
 from martlet.pipeline.archive.rows import Shape, source_schema
 from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey, Span
 
 KEY = QueueKey("b" * 32, "t", 0, 7)
 HOUR_US = 3_600_000_000
@@ -96,10 +95,17 @@ def messages(first: int, last: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=source_schema())
 
 
-def write(store: Store, first: int, last: int, batch: str, table: ParquetTable) -> Manifest:
+def write(
+    store: Store,
+    first: int,
+    last: int,
+    batch: str,
+    table: ParquetTable,
+    partition_by: tuple[str, ...] = ("topic", "date", "hour"),
+) -> Manifest:
     """Write as a task does."""
-    writing = Writing(store.location, Shape(("topic", "date", "hour")), flush=False)
-    stretch = Stretch(KEY, first, last)
+    writing = Writing(store.location, Shape(partition_by), flush=False)
+    stretch = Span(KEY, first, last)
     folder = table.stage("run", batch)
     return writing.write([messages(first, last)], stretch, folder, store)
 
@@ -247,6 +253,17 @@ def test_joined_files_are_left_out_when_their_parts_have_gone(tmp_path: Path) ->
     assert seen(tmp_path) == [0, 1, 2]
 
 
+def test_an_archive_without_partition_columns_is_compacted(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    for first in range(3):
+        table.commit("run", [write(store, first, first + 1, str(first), table, ())])
+    assert join(table, store) == 1
+    assert len(table.files()) == 2
+    offsets = ds.dataset([str(tmp_path / name) for name in table.files()]).to_table()["offset"]
+    assert sorted(offsets.to_pylist()) == [0, 1, 2]
+
+
 def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     zombie = begun(store)
@@ -283,7 +300,7 @@ def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("martlet.pipeline.archive.commit_log.KEPT_COMMITS", 5)
     table = begun(LocalStore(tmp_path))
     for number in range(25):
-        table.commit("run", [Manifest(Stretch(KEY, number, number + 1), "nowhere", [])])
+        table.commit("run", [Manifest(Span(KEY, number, number + 1), "nowhere", [])])
     assert len(list((tmp_path / "_martlet/log").iterdir())) <= 10
     assert table.position() == {KEY: 25}
 
@@ -326,7 +343,7 @@ def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("martlet.pipeline.archive.writing.ROW_GROUP_BYTES", size)
             with pytest.raises(ConnectionError):
-                writing.write(broken(), Stretch(KEY, 0, 9), table.stage("run", "x"), table.store)
+                writing.write(broken(), Span(KEY, 0, 9), table.stage("run", "x"), table.store)
     table.begin("next")
     assert table.store.files("_martlet/staged", recursive=True) == {}
 

@@ -9,12 +9,12 @@ from deltalake import DeltaTable as Reader
 from tests.unit.pipeline.archive.test_commit import KEY, messages
 
 from martlet.pipeline.archive.delta_table import DeltaTable, compact, delta_location
-from martlet.pipeline.archive.manifest import Manifest
-from martlet.pipeline.archive.position import Stretch, TwoWritersError
+from martlet.pipeline.archive.position import Manifest, TwoWritersError
 from martlet.pipeline.archive.rows import Shape
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.table import open_table
 from martlet.pipeline.archive.writing import Writing
+from martlet.spark.read.offsets import Span
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def writing(tmp_path: Path) -> Writing:
 
 def write(writing: Writing, first: int, last: int) -> Manifest:
     store = LocalStore(Path(writing.location))
-    return writing.write([messages(first, last)], Stretch(KEY, first, last), "", store)
+    return writing.write([messages(first, last)], Span(KEY, first, last), "", store)
 
 
 def begun(writing: Writing) -> DeltaTable:

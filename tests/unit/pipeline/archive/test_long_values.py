@@ -20,11 +20,10 @@ from martlet.pipeline.archive.partition import (
     folder_of,
     shortened,
 )
-from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import Shape, source_schema
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey, Span
 
 KEY = QueueKey("b" * 32, "t", 0, 7)
 FIELDS = pa.schema([("customer", pa.string()), ("city", pa.string()), ("id", pa.int32())])
@@ -55,7 +54,7 @@ def archive(store: LocalStore, run: str, customers: list[str], city: str = "x") 
     table.begin(run)
     table.start(run, {KEY: 0})
     first = (table.position() or {})[KEY]
-    stretch = Stretch(KEY, first, first + len(customers))
+    stretch = Span(KEY, first, first + len(customers))
     folder = table.stage(run, f"batch{first}")
     writing = Writing(store.location, SHAPE, flush=False)
     manifest = writing.write([messages(first, customers, city)], stretch, folder, store)

@@ -12,9 +12,8 @@ import pytest
 from pyarrow import fs
 from tests.unit.pipeline.archive.test_commit import KEY, begun, join, write
 
-from martlet.pipeline.archive.atomic_swap import exchange
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.store import LocalStore, Store
+from martlet.pipeline.archive.store import LocalStore, Store, exchange
 
 
 @pytest.fixture(scope="module")
