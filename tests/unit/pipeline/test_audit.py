@@ -21,7 +21,7 @@ from martlet.client import Producer as ClientProducer
 from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
 from martlet.pipeline import audit as audit_job
 from martlet.pipeline.audit import AuditOptions
-from martlet.pipeline.audit.coverage import missing_from
+from martlet.pipeline.audit.coverage import Extent, missing_from
 from martlet.pipeline.audit.finding import CountLine, Finding, LogSummary
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, describe
@@ -46,6 +46,11 @@ def halfway(core: Core) -> Core:
     client.leave()
     core.broker.write_journal()
     return core
+
+
+def test_a_log_whose_listed_segments_are_all_removed_has_no_start() -> None:
+    extent = Extent("b", gone=True)
+    assert (extent.start, extent.end) == (-1, 0)
 
 
 # what is counted
@@ -226,6 +231,7 @@ def test_a_finish_record_that_is_missing_is_named(how: str) -> None:
     (place,) = finding.places
     assert place.start <= dropped.position < place.end or how == "drop"
     assert "1 finish record is lost" in audit.verdict
+    assert "they say what was finished of these offsets" in describe(only(audit, "finish"))
     assert audit.is_lossy
 
 

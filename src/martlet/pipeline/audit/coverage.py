@@ -61,8 +61,9 @@ class Extent:
 
     @property
     def start(self) -> int:
-        """The first position that exists or should exist."""
-        return min([*(base for base, _ in self.segments), *(gap.start for gap in self.missing)])
+        """The first position that exists or should exist; -1 if the broker removed all of them."""
+        starts = [*(base for base, _ in self.segments), *(gap.start for gap in self.missing)]
+        return min(starts, default=-1)
 
     @property
     def end(self) -> int:

@@ -239,7 +239,7 @@ class QueueAudit:
             Finding(
                 "finish", self._extent.broker, self.topic, self.queue,
                 self._names.get(gap["channel"], ""), [(first, end)], gap["missing"], {}, places,
-                f"{gap['missing']} finish records are missing; they entry what was finished of"
+                f"{gap['missing']} finish records are missing; they say what was finished of"
                 " these offsets and of older ones that had failed",
             )
         )  # fmt: skip

@@ -36,7 +36,8 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
     for address in addresses:
         rest = address.removeprefix("http://").removesuffix("/")
         host, colon, port = rest.removeprefix(_HTTPS).rpartition(":")
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        is_port = port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+        if not (colon and host and is_port) or "/" in host:
             raise ValueError(
                 f"option {name}: {address!r} is not host:port (the HTTP port, usually {usual}),"
                 " nor https://host:port"

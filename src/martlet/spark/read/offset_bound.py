@@ -36,7 +36,7 @@ EARLIEST = -2
 LATEST = -1
 """As in the JSON of Spark's Kafka source."""
 
-_RELATIVE = re.compile(r"(earliest|latest)(?:\s*([+-])\s*(\d+))?", re.IGNORECASE)
+_RELATIVE = re.compile(r"(earliest|latest)(?:\s*([+-])\s*(\d{1,20}))?", re.IGNORECASE)
 _NOW = re.compile(r"now(?:\s*-\s*(\S+))?", re.IGNORECASE)
 _MAX_DIGITS = 20
 _EXAMPLES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
@@ -82,7 +82,7 @@ def parse_bound(name: str, text: str) -> Bound:
         return Bound(bound)
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{_wrong(name, text)}: {error}") from error
     if not isinstance(parsed, dict) or not parsed:
         raise ValueError(_wrong(name, text))
@@ -107,7 +107,7 @@ def _topic_or_broker(name: str, text: str, value: object) -> object:
         return _bound_of(name, text, value)
     if not value:
         raise ValueError(_wrong(name, text))
-    if all(key.isdecimal() or key == TOPIC_ID for key in value) and not any(
+    if all(is_queue(key) or key == TOPIC_ID for key in value) and not any(
         isinstance(inner, dict) for inner in value.values()
     ):
         return {
@@ -118,6 +118,11 @@ def _topic_or_broker(name: str, text: str, value: object) -> object:
     if any(isinstance(inner, dict) and _is_by_topic(inner) for inner in value.values()):
         raise ValueError(_wrong(name, text))
     return {topic: _topic_or_broker(name, text, inner) for topic, inner in value.items()}
+
+
+def is_queue(key: str) -> bool:
+    """Whether a key of the JSON can be the number of a queue."""
+    return key.isdecimal() and len(key) <= _MAX_DIGITS
 
 
 def _is_by_topic(value: Mapping[str, object]) -> bool:

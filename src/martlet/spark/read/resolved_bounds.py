@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import QueueRange
-from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds
+from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds, is_queue
 from martlet.spark.read.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
@@ -103,7 +103,7 @@ def _flat(bounds: QueueBounds) -> Iterator[tuple[QueueKey, BoundOffset]]:
             if isinstance(bound, dict):
                 for queue, exact in bound.items():
                     yield QueueKey(outer, inner, int(queue)), exact
-            elif inner.isdecimal():
+            elif is_queue(inner):
                 yield QueueKey("", outer, int(inner)), bound
             else:
                 yield QueueKey(outer, inner, _ALL), bound
