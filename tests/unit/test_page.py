@@ -86,7 +86,7 @@ def test_a_table_that_is_too_long_says_how_many_rows_it_leaves_out() -> None:
 def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "page.html"
     Page("first").write(path)
-    with pytest.raises(ValueError, match="s has 1 values for 2 places"):
+    with pytest.raises(ValueError, match="s has 1 values for 2 positions"):
         Page("second", sections=[Plot("p", [1.0, 2.0], {"s": [1.0]})]).write(path)
     assert "first" in path.read_text()
     assert [file.name for file in path.parent.iterdir()] == ["page.html"]

@@ -236,7 +236,9 @@ def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
     for name, values in shown:
         heights = [_height(value) for value in values]
         if len(heights) != len(x):
-            raise ValueError(f"{plot.title}: {name} has {len(heights)} values for {len(x)} places")
+            raise ValueError(
+                f"{plot.title}: {name} has {len(heights)} values for {len(x)} positions"
+            )
         (line,) = axes.plot(
             x[:end], heights[:end], label=_name(name), marker=".", markersize=4, linewidth=1.2
         )
@@ -257,9 +259,7 @@ def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
 
 
 def _are_few(positions: Sequence[Any]) -> bool:
-    """Whether each place on an axis has space for a label. Else a label between two places would
-    look like one more.
-    """
+    """Whether each position has space for a label; one between two would look like one more."""
     steps = [later - earlier for earlier, later in pairwise(positions)]
     return bool(min(steps) * (_MAX_LABELS - 1) >= positions[-1] - positions[0])
 

@@ -104,11 +104,13 @@ class Run:
 
 
 @contextmanager
-def session(name: str, options: JobOptions) -> Iterator[SparkSession]:
-    """Enter the Spark session of a job: the active one, or a new one that stops with the job."""
+def session(
+    name: str, options: JobOptions, spark: SparkSession | None = None
+) -> Iterator[SparkSession]:
+    """Enter the session of a job: `spark`, the active one, or a new one that stops with the job."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    active = spark or SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
@@ -211,9 +213,6 @@ def _handling_signals(stopping: threading.Event, *, at_once: bool) -> Iterator[N
 @contextmanager
 def query_errors_as(prefix: str) -> Iterator[None]:
     """Turn Spark's errors about SQL into one line.
-
-    Args:
-        prefix: the text before Spark's message.
 
     Raises:
         WrongQuery: the SQL is invalid, or names a column or function that does not exist.

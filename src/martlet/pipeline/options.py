@@ -16,6 +16,7 @@ from martlet.options.addresses import (
 from martlet.options.flag import OptionError, option
 from martlet.options.network import operator_token_file
 from martlet.options.options import LogOptions
+from martlet.spark.brokers.addresses import split_at_commas
 from martlet.text import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 
@@ -80,12 +81,12 @@ class JobOptions(LogOptions):
     @property
     def http_addresses(self) -> tuple[str, ...]:
         """The addresses of the brokers, split at commas."""
-        return _split(self.addresses)
+        return split_at_commas(",".join(self.addresses))
 
     @property
     def lookup_addresses(self) -> tuple[str, ...]:
         """The addresses of the lookups, split at commas."""
-        return _split(self.lookupd_http_addresses)
+        return split_at_commas(",".join(self.lookupd_http_addresses))
 
     @property
     def source(self) -> dict[str, str]:
@@ -174,8 +175,3 @@ def _require_address(flag: str, text: str, like: str) -> None:
             raise ValueError
     except ValueError:
         raise OptionError(f"--{flag}={text} is not <addr>:<port>, as {like}") from None
-
-
-def _split(values: tuple[str, ...]) -> tuple[str, ...]:
-    pieces = (piece.strip() for value in values for piece in value.split(","))
-    return tuple(dict.fromkeys(piece for piece in pieces if piece))

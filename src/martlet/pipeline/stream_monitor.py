@@ -57,8 +57,6 @@ def follow(
     """Report each micro-batch until all queries have ended, or the run must end.
 
     Args:
-        queries: the running queries.
-        run: reports and counts the batches.
         done: the participle for a batch's messages, like ``archived``.
         rows_of: returns the messages of a batch, if its rows in Spark are not messages.
         names: the queries' names by id, printed if there are several.

@@ -20,7 +20,6 @@ def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
     """Check that the topics of a job exist, unless the job allows missing ones.
 
     Args:
-        options: the options of the job.
         named: the option of the source that names the topics.
 
     Raises:
@@ -48,9 +47,6 @@ def with_fields(messages: DataFrame, schema: str) -> DataFrame:
 
     A field that a message lacks is null; all fields are null if the message is not JSON.  A field
     replaces a column of the source that has the same name.
-
-    Args:
-        schema: the fields, as DDL.
 
     Raises:
         ParseException: the schema is not valid DDL.

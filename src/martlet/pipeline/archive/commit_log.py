@@ -108,11 +108,7 @@ class Commit:
 
 
 class ArchiveCommitLog:
-    """The log of one archive; callers hold the store's lock while they change it.
-
-    Args:
-        store: the archive's folder.
-    """
+    """The log of one archive; callers hold the store's lock while they change it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -118,14 +118,7 @@ class Compacted:
 
 
 class Compaction:
-    """Merges the small files of one archive.
-
-    Args:
-        table: the table of the archive.
-        target_bytes: the target size of merged files.
-        compression: the compression of merged files.
-        flush: whether to flush merged files to disk.
-    """
+    """Merges the small files of one archive."""
 
     def __init__(
         self,
@@ -208,7 +201,6 @@ class CompactionWatch:
     """Decides which folders to compact during a run.
 
     Args:
-        compaction: lists the small files of folders.
         max_files: the number of small files at which a folder is compacted.
         idle_s: the time without a new file after which two small files are enough.
     """

@@ -40,11 +40,7 @@ _TYPES = {"topic": pa.string(), "date": pa.date32(), "hour": pa.int32()}
 
 
 class DeltaTable:
-    """A Delta table; implements `martlet.pipeline.archive.table.ArchiveTable`.
-
-    Args:
-        writing: the location and the columns.
-    """
+    """A Delta table; implements `martlet.pipeline.archive.table.ArchiveTable`."""
 
     def __init__(self, writing: Writing) -> None:
         self._uri, self._storage = delta_location(writing.location)

@@ -43,19 +43,13 @@ class Result:
 def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Result:
     """Archive topics until the query is stopped; with ``once``, the messages that are there now.
 
-    Args:
-        options: the options of the job.
-        spark: the session; None for the active one, or a new one.
-
     Raises:
         OptionError: the options do not fit the messages or each other, or a topic does not exist.
         BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
         StreamingQueryException: the query has failed.
     """
     _check(options)
-    if spark is not None:
-        return _archive(options, Run(spark))
-    with session("archive", options) as own:
+    with session("archive", options, spark) as own:
         return _archive(options, Run(own))
 
 

@@ -38,11 +38,7 @@ class Parsed:
 
 
 class JsonFields:
-    """Parses JSON messages.
-
-    Args:
-        fields: the fields to extract; others are ignored.
-    """
+    """Parses JSON messages."""
 
     def __init__(self, fields: pa.Schema) -> None:
         self._fields = fields

@@ -11,11 +11,7 @@ from martlet.spark.read.offsets import QueueKey
 
 
 class ParquetTable:
-    """A table of Parquet files; implements `martlet.pipeline.archive.table.ArchiveTable`.
-
-    Args:
-        store: the folder of the table.
-    """
+    """A table of Parquet files; implements `martlet.pipeline.archive.table.ArchiveTable`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -77,7 +77,6 @@ def fitted(partition: Values, max_bytes: int) -> Values:
     """Shorten those values whose folders could not be made otherwise.
 
     Args:
-        partition: the values.
         max_bytes: the maximum length of the folder's path.
 
     Raises:

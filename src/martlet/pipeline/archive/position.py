@@ -51,7 +51,7 @@ def advanced(position: Position, stretches: Iterable[Span]) -> dict[QueueKey, in
         if start < further[key]:
             raise TwoWritersError(
                 f"{key}: offset {start} is archived already, up to {further[key]}:"
-                " another archive job writes to the same place"
+                " another archive job writes to it"
             )
         further[key] = end
     return further

@@ -49,8 +49,6 @@ class Archive:
     """Writes an archive.
 
     Args:
-        options: the options of the job.
-        spark: the session.
         on_batch: called with each micro-batch, in the thread that commits it.
 
     Raises:

@@ -173,8 +173,6 @@ def shape_of(
 
     Args:
         json_schema: the fields of JSON messages; None for the raw shape.
-        partition_by: the partition columns.
-        keeps_value: as in `Shape`.
 
     Raises:
         ValueError: the schema has no fields, or a reserved name; or a partition column is invalid.

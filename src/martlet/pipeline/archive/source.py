@@ -72,13 +72,7 @@ class _Writes(InputPartition):
 
 
 class ArchiveReader(StreamReader):
-    """Plans micro-batches by the archive's position on the driver, and writes them in the tasks.
-
-    Args:
-        options: the options of the source.
-        writing: the settings of the write.
-        run: the run that owns the archive.
-    """
+    """Plans micro-batches by the archive's position on the driver, and writes them in the tasks."""
 
     def __init__(self, options: ReadOptions, writing: Writing, run: str) -> None:
         super().__init__(options, source_schema())

@@ -38,7 +38,6 @@ class Store:
     """A folder on any file system that pyarrow or fsspec knows.
 
     Args:
-        system: the file system.
         root: the folder's path on it.
         location: the argument with which `at` opens the same folder, also on other machines.
     """

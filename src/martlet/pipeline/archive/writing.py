@@ -56,9 +56,6 @@ class Writing:
 
         Args:
             batches: the messages, with the columns of the source.
-            stretch: their offsets.
-            folder: the staged folder.
-            store: the store of the archive.
 
         Raises:
             TooManyFoldersError: the messages belong to more folders than a task can write to.

@@ -50,19 +50,13 @@ _HEAD_BYTES = 1 << 20
 def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
     """Audit the logs of brokers.
 
-    Args:
-        options: the options of the job.
-        spark: the session; None for the active one, or a new one.
-
     Raises:
         JobFailed: a folder is not a broker's data folder.
         NoSuchTopicError: no log has a topic that the options name.
         BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
     require_topics(options)
-    if spark is not None:
-        return _audit(options, Run(spark), say=False)
-    with session("audit", options) as own:
+    with session("audit", options, spark) as own:
         return _audit(options, Run(own), say=False)
 
 

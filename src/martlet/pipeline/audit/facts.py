@@ -103,8 +103,6 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
     """Yield the facts of a segment.
 
     Args:
-        broker: the broker's id.
-        walked: the records of the segment.
         last: whether it is the last segment of the log, which may end anywhere.
     """
     base = walked.base

@@ -51,16 +51,7 @@ def page_of(
     *,
     took_s: float,
 ) -> Page:
-    """Create the page of an audit.
-
-    Args:
-        texts: the verdict and the findings.
-        totals: the rows of the table over all hours.
-        rows: the rows of the table by the hour.
-        lines: the counts to plot.
-        logs: the logs that were read.
-        took_s: the duration of the audit.
-    """
+    """Create the page of an audit."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     sections = (*texts, *_sections(totals, rows, lines, logs))
     return Page("Audit", f"made {now}, in {took_s:.1f} s", sections)

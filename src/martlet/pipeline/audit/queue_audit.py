@@ -46,12 +46,7 @@ class _Channel:
 
 
 class QueueAudit:
-    """Computes the counts and findings of one queue.
-
-    Args:
-        extent: the state of the log.
-        facts: the facts of the queue.
-    """
+    """Computes the counts and findings of one queue."""
 
     def __init__(self, extent: Extent, facts: Sequence[Fact]) -> None:
         self._extent = extent

@@ -146,12 +146,7 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
 
 
 def extents_of(surveys: Sequence[Survey], general: Sequence[Fact]) -> dict[str, Extent]:
-    """Return the extent of each broker's log.
-
-    Args:
-        surveys: the surveys of all brokers.
-        general: the facts without a topic.
-    """
+    """Return the extent of each broker's log."""
     return {
         survey.broker: _extent(survey, [f for f in general if f.broker == survey.broker])
         for survey in surveys

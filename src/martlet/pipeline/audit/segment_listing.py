@@ -20,6 +20,7 @@ from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.folder import Folder, NoLog, folder_place
 from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
+from martlet.spark.read.segments import is_data_folder
 
 _PIECE_BYTES = 16 << 20
 
@@ -114,13 +115,10 @@ def _is_local(data_path: str, broker: str, folder_id: str) -> bool:
     """Whether the data folder on this machine is the broker's, and not another machine's copy."""
     folder = Path(data_path)
     try:
-        identity = json.loads((folder / "broker.json").read_bytes())
-        readable = os.access(folder / "log", os.R_OK | os.X_OK)
-        if folder_id and folder_place(folder) != folder_id:
-            return False
+        is_same = not folder_id or folder_place(folder) == folder_id
     except (OSError, ValueError):
         return False
-    return readable and isinstance(identity, dict) and identity.get("broker") == broker
+    return is_same and is_data_folder(folder, broker)
 
 
 @dataclass(frozen=True)

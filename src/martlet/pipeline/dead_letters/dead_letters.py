@@ -42,17 +42,11 @@ class Grouped:
 def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = None) -> Grouped:
     """Group dead letters, and redrive or drop them.
 
-    Args:
-        options: the options of the job.
-        spark: the session; None for the active one, or a new one.
-
     Raises:
         JobFailed: the condition or an expression is invalid.
         BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
-    if spark is not None:
-        return _run(options, Run(spark))
-    with session("dead-letters", options) as own:
+    with session("dead-letters", options, spark) as own:
         return _run(options, Run(own))
 
 

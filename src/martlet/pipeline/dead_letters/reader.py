@@ -1,29 +1,7 @@
 """Read dead letters from the brokers as a table, in Spark tasks.
 
-=================== ========= ====================================================================
-column              type      meaning
-=================== ========= ====================================================================
-topic, channel      STRING    the channel that gave it up
-reason              STRING    why: max_attempts, rejected, ...
-error               STRING    the kind of its last error: numbers, ids and quotes taken out, so that
-                              those that fail alike are alike
-first_error,        STRING    the errors that consumers reported at its first and last failure
-last_error
-attempts, failures  INT       how often it was delivered, and had failed
-redriven            INT       how often it was redriven before
-died_at,            TIMESTAMP when it was given up, and first published
-published_at
-value               BINARY    its body
-tag, keys, key,     as in the source
-headers
-message_id          STRING    its id as the original message
-id                  STRING    its id as a dead letter
-dead_letter_topic,  STRING,   where it is kept
-broker, partition,  INT,
-offset              BIGINT
-=================== ========= ====================================================================
-
-Dead letters in flight, redriven or dropped are not in the table.
+``docs/pipelines/dead-letters.md`` has the columns.  Dead letters in flight, redriven or dropped are
+not in the table.
 """
 
 from __future__ import annotations

@@ -51,10 +51,7 @@ def act(
 
     Args:
         chosen: rows of `martlet.pipeline.dead_letters.reader`.
-        action: ``redrive`` or ``drop``.
-        count: the number of rows.
         to_topic: the topic to redrive to; empty for the original channels.
-        endpoints: the brokers by their addresses.
     """
     extra = {"to_topic": to_topic} if to_topic else {}
 

@@ -54,11 +54,7 @@ class ReplayProgress:
 
 
 class Ledger:
-    """The checkpoint files of one replay.
-
-    Args:
-        location: the folder or URL.
-    """
+    """The checkpoint files of one replay."""
 
     def __init__(self, location: str) -> None:
         self._location = location

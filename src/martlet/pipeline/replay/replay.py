@@ -44,18 +44,12 @@ class Replayed:
 def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> Replayed:
     """Send earlier messages to a topic, each exactly once.
 
-    Args:
-        options: the options of the job.
-        spark: the session; None for the active one, or a new one.
-
     Raises:
         JobFailed: the replay cannot continue.
         NoSuchTopicError: a topic does not exist.
         ValueError: the bounds are invalid.
     """
-    if spark is not None:
-        return ReplayJob(options, Run(spark)).run()
-    with session("replay", options) as own:
+    with session("replay", options, spark) as own:
         return ReplayJob(options, Run(own)).run()
 
 

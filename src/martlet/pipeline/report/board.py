@@ -52,7 +52,6 @@ class FigureBoard:
         """Add or replace rows.
 
         Args:
-            rows: the rows of a micro-batch.
             complete: whether they replace all rows.
             batch: the number of the micro-batch; a repeated one counts once.
         """

@@ -1,30 +1,7 @@
 """The description of a live report, a TOML file.
 
-::
-
-    title = "Orders"
-    topics = ["orders"]
-    schema = "customer STRING, country STRING, amount DOUBLE, at TIMESTAMP"
-    time = "at"
-    watermark = "1 minute"
-
-    [figures.sales]
-    window = "1 minute"
-    by = ["country"]
-    where = "amount > 0"
-    count = true
-    rate = true
-    percentiles = { amount = [50, 99] }
-    distinct = ["customer"]
-    top = { customer = 3 }
-    values = { revenue = "sum(amount)" }
-
-    [figures.large]
-    sql = "SELECT customer, amount, at FROM messages WHERE amount > 10000"
-
-`schema` has the fields of JSON messages; a field that a message lacks is null, and all fields are
-null if a message is not JSON.  The columns of the source, ``value``, ``topic``, ``timestamp`` and
-the rest, are always available.  All expressions are Spark SQL.
+``docs/pipelines/report.md`` has an example and the meaning of each key.  All expressions are Spark
+SQL, on the columns of the source and the fields of JSON messages.
 """
 
 from __future__ import annotations

@@ -52,8 +52,6 @@ def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]
     """Return the ids of the columns that depend only on the grouping columns of an aggregate.
 
     Args:
-        figure: the figure, for errors.
-        aggregate: the aggregate of the plan.
         projects: the projections of its columns, the last one first.
     """
     group_ids: set[int] = set()

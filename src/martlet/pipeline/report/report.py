@@ -52,9 +52,7 @@ def report(
     """Report until the process is ended; with `once`, on the messages that are there now.
 
     Args:
-        options: the options of the job.
         description: the report; None for the one that the options name.
-        spark: the session; None for the active one, or a new one.
 
     Returns:
         The newest rows of each figure.
@@ -66,9 +64,7 @@ def report(
         JobFailed: a column does not exist, or a query cannot run.
     """
     _check(options, description)
-    if spark is not None:
-        return LiveReport(options, description, Run(spark)).run()
-    with session("report", options) as own:
+    with session("report", options, spark) as own:
         return LiveReport(options, description, Run(own)).run()
 
 

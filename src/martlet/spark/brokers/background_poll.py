@@ -56,7 +56,6 @@ class BackgroundPoll(Generic[T]):
         """Send the request, unless one is under way.
 
         Args:
-            pool: threads to send it in.
             patient: retry until the endpoint's timeout, in place of one try.
         """
         if self._request is None or (patient and not self._is_patient):

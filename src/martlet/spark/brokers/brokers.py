@@ -44,7 +44,7 @@ _WAIT_S = 2.0
 _SILENT_REPLICA_WAIT_S = 0.05
 """How long it waits for a replica that was silent before, while another one answers."""
 _ELECTION_PAUSE_S = 0.2
-"""How long it waits between looks at standbys that elect a primary."""
+"""How long it waits between polls of standbys that elect a primary."""
 _MAX_THREADS = 32
 _MAX_TOPICS_NAMED = 20
 Seen = dict[QueueKey, QueueRange]
@@ -55,11 +55,7 @@ class NoSuchTopicError(ValueError):
 
 
 class QueryBrokers:
-    """The brokers that a query reads from.
-
-    Args:
-        options: the query's.
-    """
+    """The brokers that a query reads from."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._topics = options.topics
@@ -261,9 +257,6 @@ class QueryBrokers:
 
     def require_topics(self, seen: Seen) -> None:
         """Check that each topic of the query exists.
-
-        Args:
-            seen: the result of `poll`.
 
         Raises:
             NoSuchTopicError: one does not; the text names the topics that do.

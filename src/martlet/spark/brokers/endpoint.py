@@ -145,11 +145,8 @@ class Endpoint:
     """A client of one broker's HTTP API.
 
     Args:
-        address: ``host:port`` or ``https://host:port``.
         timeout_ms: how long the broker may be out of reach before a request fails.
-        tls: the TLS settings, for a broker that takes TLS.
         replicas: the addresses of all replicas of a broker that has several.
-        token: an operator's, and which brokers get it.
 
     Attributes:
         address: the one that is asked next.

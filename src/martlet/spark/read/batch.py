@@ -18,12 +18,7 @@ from martlet.spark.read.task import read
 
 
 class BatchReader(DataSourceReader):
-    """Plans a batch query on the driver and reads its splits in the tasks.
-
-    Args:
-        options: the query's.
-        schema: the columns it wants.
-    """
+    """Plans a batch query on the driver and reads its splits in the tasks."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options

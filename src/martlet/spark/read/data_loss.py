@@ -78,11 +78,8 @@ def report_loss(
 
     Args:
         fail: the option failOnDataLoss.
-        key: the queue.
-        wanted: the offset to be read.
+        expected: the offset to be read.
         there: the offset at which the queue goes on.
-        loss: the cause.
-        detail: more about the cause; empty if nothing is known.
 
     Raises:
         DataLossError: `fail` is set.

@@ -1,47 +1,6 @@
 """The options of a read query, checked before anything is read.
 
-===================== ================ ===========================================================
-option                default          meaning
-===================== ================ ===========================================================
-addresses             none             HTTP addresses of brokers, ``host:port`` or
-                                       ``https://host:port``, comma separated
-lookup                none             HTTP addresses of lookup daemons: all brokers that they know,
-                                       also later ones; one of the two is required
-topic, subscribe      none             topics, comma separated (two names of one option)
-topicPattern,         none             a regular expression (RE2) of the full name of a topic
-subscribePattern                       (two names of one); one of topic and topicPattern is required
-startingOffsets       latest (streams) where to start: see `martlet.spark.read.offset_bound`
-                      earliest (batch)
-endingOffsets         latest           the same, for batch queries
-startingTimestamp     none             start at the first message stored at or after this time:
-                                       milliseconds since 1970, ISO 8601 with a zone, or ``now-1h``
-endingTimestamp       none             end before the same, for batch queries
-maxOffsetsPerTrigger  none             maximum messages of a micro-batch
-maxBytesPerTrigger    none             maximum bytes of the log in a micro-batch, about
-minRows               none             a micro-batch of fewer messages waits for more
-maxDelay              1m               for no longer than this
-failOnDataLoss        true             false: log the loss of messages and go on behind it
-splitBytes            128 MiB (batch)  bytes of the log that one Spark task reads
-                      64 MiB (streams)
-minPartitions         none             minimum number of tasks, if there are as many batches
-view                  messages         batches: a row for each batch of the log, without bodies
-group                 none             a consumer group that shows the stream's offsets and lag
-retain                false            true: the broker retains what the group has yet to read
-channel               none             a channel that follows the stream's committed batches, so
-                                       that the broker retains unread messages
-timeoutMs             60000 (batch)    how long a broker may be out of reach
-                      300000 (streams)
-tlsCaFile             none             file of a certificate authority to verify brokers with,
-                                       beside the machine's own
-tlsCertFile,          none             files of the client certificate and its key
-tlsKeyFile
-tlsVerify             true             false: accept any certificate
-operatorTokenFile     the environment  file with an operator's token, for brokers on other machines;
-                      variable         on each machine that reads, as the TLS files are
-trustedBrokers        the environment  networks, IP addresses, host names, domains (.example.org),
-                      variable         comma separated: brokers there get the token although lookup
-                                       daemons alone name them
-===================== ================ ===========================================================
+``docs/pipelines/source.md`` has their meaning and defaults.
 """
 
 from __future__ import annotations

@@ -23,12 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProgressReporter:
-    """Reports the position of one query.
-
-    Args:
-        options: the query's options.
-        brokers: the query's brokers.
-    """
+    """Reports the position of one query."""
 
     def __init__(self, options: ReadOptions, brokers: QueryBrokers) -> None:
         self._options = options

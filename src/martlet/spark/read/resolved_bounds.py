@@ -18,9 +18,6 @@ Seen = Mapping[QueueKey, QueueRange]
 def resolve(brokers: QueryBrokers, bound: Bound, seen: Seen, option: str) -> dict[QueueKey, int]:
     """Find the offset that a bound means in each of the queues seen.
 
-    Args:
-        option: the option's name, for the error.
-
     Raises:
         ValueError: the option names a queue that does not exist, or lacks one that does.
     """

@@ -26,6 +26,19 @@ from martlet.log.record import BadRecord
 from martlet.spark.read.decode import MAX_BYTES, LogChunk, chunk_of
 
 
+def is_data_folder(folder: Path, broker: str) -> bool:
+    """Whether a folder on this machine is the data folder of a broker, and readable.
+
+    The path may exist here and belong to another broker; its `broker.json` has the id.
+    """
+    try:
+        identity = json.loads((folder / "broker.json").read_bytes())
+        readable = os.access(folder / "log", os.R_OK | os.X_OK)
+    except (OSError, ValueError):
+        return False
+    return readable and isinstance(identity, dict) and identity.get("broker") == broker
+
+
 class SegmentGone(Exception):
     """A segment file is missing, or was recycled."""
 
@@ -68,19 +81,9 @@ class SegmentFiles:
 
     @classmethod
     def find(cls, data_path: str, broker: str) -> SegmentFiles | None:
-        """Find the segments of a broker, if its data folder is on this machine and readable.
-
-        The path may exist here and belong to another broker; its `broker.json` has the id.
-        """
+        """Find the segments of a broker, if its data folder is on this machine and readable."""
         folder = Path(data_path)
-        try:
-            identity = json.loads((folder / "broker.json").read_bytes())
-            readable = os.access(folder / "log", os.R_OK | os.X_OK)
-        except (OSError, ValueError):
-            return None
-        if not readable or not isinstance(identity, dict) or identity.get("broker") != broker:
-            return None
-        return cls(folder)
+        return cls(folder) if is_data_folder(folder, broker) else None
 
     def chunks(
         self, rows: Rows, topic_id: int, queue: int, chunk_bytes: int

@@ -62,7 +62,7 @@ class Split:
         return BrokerQueue(self.key.topic, self.key.queue, self.queue_topic_id)
 
     def describe_gap(self, expected: int, there: int) -> int:
-        """Report that offsets from `wanted` up to `there` are in no batch.
+        """Report that offsets from `expected` up to `there` are in no batch.
 
         Returns:
             The offset to go on at.

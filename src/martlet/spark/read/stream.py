@@ -63,12 +63,7 @@ Position = dict[QueueKey, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the micro-batches of a stream on the driver and reads them in the tasks.
-
-    Args:
-        options: the query's options.
-        schema: the columns that it wants.
-    """
+    """Plans the micro-batches of a stream on the driver and reads them in the tasks."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options

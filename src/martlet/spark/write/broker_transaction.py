@@ -46,8 +46,6 @@ class BrokerTransaction:
     """A connection for one transaction, open within a ``with`` block.
 
     Args:
-        options: the query's options.
-        transaction: the transaction's id.
         batch_id: the batch that it publishes; None for a write that is never repeated.
         address: a broker other than the one that `broker_for` chooses.
 

@@ -114,10 +114,7 @@ class Encoder:
     """Builds blocks of a task's rows.
 
     Args:
-        topic: the topic of all rows; None if column ``topic`` has it.
         key_queues: returns those of a topic; called if rows have keys.
-        block_bytes: the size of a full block.
-        max_message_bytes: the broker's limit of one message.
         delay_step_ms: delivery times are rounded up to multiples of it.
     """
 

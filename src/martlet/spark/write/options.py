@@ -1,31 +1,6 @@
 """The options of a writing query, checked before it writes.
 
-===================== ================ ===========================================================
-option                default          meaning
-===================== ================ ===========================================================
-addresses             required         addresses of brokers, ``host:port`` of their HTTP doors, as
-                                       the source has them; several, comma separated: see
-                                       `martlet.spark.write.placement`
-lookup                none             in place of addresses: those of lookup daemons, which know
-                                       where the broker with the id ``broker`` is
-broker                none             that id
-topic                 column topic     where all rows go, whatever column ``topic`` says
-applicationId         the query's id   the name by which what was written is known; it stays the
-                                       same where a checkpoint is lost
-batchId               none             for `write`: the number of this write of the application,
-                                       which is published once (``foreachBatch`` gives one)
-blockBytes            1048576          how much is sent in one piece
-delayStepMs           1                times to deliver are rounded up to multiples of it
-abandonAfterMs        86400000         how long the broker keeps what was staged and not heard of
-timeoutMs             60000            how long a broker may be out of reach
-tls                   false            speak TLS; true where an address says ``https://``
-tlsCaFile             none             the file of the authority that brokers' certificates are
-                                       checked with, beside those that the machine trusts
-tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
-tlsKeyFile
-tlsVerify             true             false: take any certificate
-authSecret            none             the secret for brokers with AUTH
-===================== ================ ===========================================================
+``docs/pipelines/sink.md`` has their meaning and defaults.
 """
 
 from __future__ import annotations

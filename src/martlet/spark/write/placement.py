@@ -75,8 +75,6 @@ def find_broker(
     Args:
         address: of the broker, or of one of its replicas.
         addresses: all addresses of the query, which are asked about one that does not answer.
-        tls: the TLS settings, for brokers that take TLS.
-        timeout_ms: how long to retry.
 
     Raises:
         BrokerUnavailable: no broker answered for `timeout_ms`, or another program did.

@@ -1,23 +1,7 @@
 """The columns of the sink: those of Spark's Kafka sink, and some more.
 
-=============== ============================ ======================================================
-column          type                         meaning
-=============== ============================ ======================================================
-value           BINARY, STRING               the body; required, and never null or empty
-topic           STRING                       the topic, unless option ``topic`` has it
-key             BINARY, STRING               the order key, UTF-8: leads to one queue, in order
-partition       INT, BIGINT                  the queue, in place of the key's
-headers         ARRAY<STRUCT<key, value>>,   the application's headers: text, and text or UTF-8
-                MAP<STRING, ...>
-tag             STRING                       a word for consumers to filter by
-keys            ARRAY<STRING>                words to find the message by
-deliver_at      TIMESTAMP                    deliver not before this time
-delay           INT, BIGINT (milliseconds),  deliver not before this long after staging
-                INTERVAL DAY TO SECOND
-=============== ============================ ======================================================
-
-Null means none, except in ``value`` and ``topic``.  The sink ignores the source's other columns,
-which say where a message was stored: rows that were read can be written as they are.
+``docs/pipelines/sink.md`` has their types and meaning.  The sink ignores the source's other
+columns, which say where a message was stored: rows that were read can be written as they are.
 """
 
 from __future__ import annotations
@@ -93,10 +77,6 @@ PASSED_OVER = frozenset(field.name for field in SCHEMA) - COLUMNS.keys()
 
 def check_columns(schema: StructType, topic: str | None) -> None:
     """Check that rows of a schema can be written.
-
-    Args:
-        schema: the schema of the rows.
-        topic: the topic of all rows; None if each row has its own.
 
     Raises:
         ValueError: a column is missing, unknown, or of another type; the text names the known
