@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        asked = dict(parse_qsl(url.query))
+        query = dict(parse_qsl(url.query))
         self.server.requests.append(url.path)
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.server.held is not None:
@@ -82,13 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, {"message": "NOT YET"})
             return
         topics = self.server.folder.topics
-        if asked.get("topic", next(iter(topics))) not in topics and self.command == "GET":
+        if query.get("topic", next(iter(topics))) not in topics and self.command == "GET":
             self._answer(404, {"message": "TOPIC_NOT_FOUND"})
             return
-        if "topic_id" in asked and int(asked["topic_id"]) != topics[asked["topic"]]:
+        if "topic_id" in query and int(query["topic_id"]) != topics[query["topic"]]:
             self._answer(404, {"message": "TOPIC_MADE_ANEW"})
             return
-        if self._is_behind(url.path, asked):
+        if self._is_behind(url.path, query):
             self._answer(503, {"message": "BEHIND"})
             return
         if self.server.is_standby and not url.path.startswith("/log/"):
@@ -102,24 +102,24 @@ class _Handler(BaseHTTPRequestHandler):
             "/log/reach": self._reach,
             "/call/group.follow": self._follow,
             "/channel/advance": self._advance,
-        }[url.path](asked)
+        }[url.path](query)
 
     do_POST = do_GET
 
-    def _is_behind(self, path: str, asked: dict[str, str]) -> bool:
+    def _is_behind(self, path: str, query: dict[str, str]) -> bool:
         """Whether a request wants what this replica does not have."""
         ends = self.server.folder.end_offsets
-        if asked.get("complete") != "true":
+        if query.get("complete") != "true":
             return False
         if path == "/log/index" and self.command == "POST":
             places = json.loads(self.body)
             return any(end > ends.get((topic, queue), 0) for topic, queue, _, _, end in places)
-        end = int(asked["offset"]) + 1 if "offset" in asked else int(asked.get("end", 0))
-        return end > ends.get((asked["topic"], int(asked["queue"])), 0)
+        end = int(query["offset"]) + 1 if "offset" in query else int(query.get("end", 0))
+        return end > ends.get((query["topic"], int(query["queue"])), 0)
 
-    def _topics(self, asked: dict[str, str]) -> None:
+    def _topics(self, query: dict[str, str]) -> None:
         folder = self.server.folder
-        names = asked["names"].split(",") if "names" in asked else list(folder.topics)
+        names = query["names"].split(",") if "names" in query else list(folder.topics)
         topics = [
             {
                 "topic": name,
@@ -145,19 +145,19 @@ class _Handler(BaseHTTPRequestHandler):
             answer["replicas"] = self.server.replicas
         self._answer(200, answer)
 
-    def _rows(self, asked: dict[str, str]) -> Any:
-        return self.server.folder.index(asked["topic"], int(asked["queue"]))
+    def _rows(self, query: dict[str, str]) -> Any:
+        return self.server.folder.index(query["topic"], int(query["queue"]))
 
-    def _offset(self, asked: dict[str, str]) -> None:
-        rows = self._rows(asked)
-        later = rows[rows["stored_at_ns"] >= int(asked["timestamp_ns"])]
-        end = self.server.folder.end_offsets[asked["topic"], int(asked["queue"])]
+    def _offset(self, query: dict[str, str]) -> None:
+        rows = self._rows(query)
+        later = rows[rows["stored_at_ns"] >= int(query["timestamp_ns"])]
+        end = self.server.folder.end_offsets[query["topic"], int(query["queue"])]
         self._answer(200, {"offset": int(later["first_offset"][0]) if len(later) else end})
 
-    def _index(self, asked: dict[str, str]) -> None:
+    def _index(self, query: dict[str, str]) -> None:
         if self.command == "GET":
             rows = self._touched(
-                asked["topic"], *map(int, itemgetter("queue", "start", "end")(asked))
+                query["topic"], *map(int, itemgetter("queue", "start", "end")(query))
             )
             self._answer(200, rows.tobytes())
             return
@@ -177,10 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
         ends = rows["first_offset"] + rows["count"]
         return rows[(ends > start) & (rows["first_offset"] < end)][:INDEX_ROWS_A_REPLY]
 
-    def _batches(self, asked: dict[str, str]) -> None:
-        rows = self._rows(asked)
-        offset = int(asked["offset"])
-        start_offset = self.server.folder.start_offsets[asked["topic"], int(asked["queue"])]
+    def _batches(self, query: dict[str, str]) -> None:
+        rows = self._rows(query)
+        offset = int(query["offset"])
+        start_offset = self.server.folder.start_offsets[query["topic"], int(query["queue"])]
         if offset < start_offset:
             self._answer(410, {"message": "OFFSET_GONE", "start_offset": start_offset})
             return
@@ -188,24 +188,24 @@ class _Handler(BaseHTTPRequestHandler):
         if not len(rest):
             self._answer(204, b"")
             return
-        count = max(1, int(np.searchsorted(np.cumsum(rest["length"]), int(asked["max_bytes"]))))
+        count = max(1, int(np.searchsorted(np.cumsum(rest["length"]), int(query["max_bytes"]))))
         records = [
             self.server.folder.record(int(row["position"]), int(row["length"]))
             for row in rest[:count]
         ]
         self._answer(200, b"".join(records))
 
-    def _reach(self, asked: dict[str, str]) -> None:
-        rows = self._rows(asked)
-        start, end = int(asked["start"]), int(asked["end"])
+    def _reach(self, query: dict[str, str]) -> None:
+        rows = self._rows(query)
+        start, end = int(query["start"]), int(query["end"])
         rows = rows[(rows["first_offset"] + rows["count"] > start) & (rows["first_offset"] < end)]
         sums = np.cumsum(rows["length"], dtype=np.int64)
-        count = max(1, int(np.searchsorted(sums, int(asked["max_bytes"]), "right")))
+        count = max(1, int(np.searchsorted(sums, int(query["max_bytes"]), "right")))
         last = rows[count - 1]
         offset = min(end, int(last["first_offset"] + last["count"]))
         self._answer(200, {"offset": offset, "bytes": int(sums[count - 1])})
 
-    def _follow(self, asked: dict[str, str]) -> None:
+    def _follow(self, query: dict[str, str]) -> None:
         request = json.loads(self.body)
         if self.server.folder.topics.get(request["topic"]) != request["topic_id"]:
             self._answer(404, {"message": "TOPIC_MADE_ANEW"})
@@ -217,8 +217,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.retains[key] = request["retain"]
         self._answer(200, {})
 
-    def _advance(self, asked: dict[str, str]) -> None:
-        self.server.channels[asked["topic"], asked["channel"]] = int(asked["offset"])
+    def _advance(self, query: dict[str, str]) -> None:
+        self.server.channels[query["topic"], query["channel"]] = int(query["offset"])
         self._answer(200, b"")
 
     def _answer(self, status: int, content: Any) -> None:

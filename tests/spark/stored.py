@@ -13,8 +13,8 @@ from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 def rows_of(address: str, topic: str) -> list[dict[str, Any]]:
     """Its messages with all that they carry, by queue and offset; none where it does not exist."""
-    known = [each["topic"] for each in ask(address, "/log/topics")["topics"]]
-    if topic not in known:
+    topics = [listed["topic"] for listed in ask(address, "/log/topics")["topics"]]
+    if topic not in topics:
         return []
     return rows_at(address, topic)
 

@@ -63,27 +63,27 @@ class Driver:
         if not line:
             self._log.seek(0)
             pytest.fail(f"the driver has ended: {self._log.read()[-5000:].decode()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[SparkCluster]:
     """A master and two workers."""
-    with SparkCluster(workers=2) as found:
-        yield found
+    with SparkCluster(workers=2) as workers:
+        yield workers
 
 
 @pytest.fixture(scope="session")
 def driver(cluster: SparkCluster) -> Iterator[Driver]:
     """A driver on the cluster."""
     with tempfile.TemporaryFile() as log:
-        found = Driver(cluster.url, log)
+        process = Driver(cluster.url, log)
         try:
-            assert found.result() == "ready"
-            yield found
+            assert process.result() == "ready"
+            yield process
         finally:
-            found.close()
+            process.close()
 
 
 broker = brokers.process(scope="session")

@@ -40,12 +40,12 @@ def read(spark: SparkSession, report: Tell, *, address: str, topic: str) -> Any:
         .load()
     )
     report(f"{rows.rdd.getNumPartitions()} splits")
-    (found,) = rows.agg(
+    (totals,) = rows.agg(
         F.count("*").alias("rows"),
         F.countDistinct("offset").alias("offsets"),
         F.sum(F.col("value").cast("string").cast("long")).alias("sum"),
     ).collect()
-    return found.asDict()
+    return totals.asDict()
 
 
 class _ReportingRun(Run):

@@ -39,8 +39,8 @@ def test_executors_read_a_topic_in_splits(
 ) -> None:
     driver.begin("read", address=broker.http_address, topic=numbers)
     assert int(driver.progress().partition(" ")[0]) > 2
-    found = driver.result()
-    assert found == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
+    answer = driver.result()
+    assert answer == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_an_archive_changes_nothing(
@@ -77,8 +77,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_writing_changes_nothing(
     cluster.kill_worker(1)
     assert driver.result() == COUNT
     cluster.add_worker()
-    found = driver.do("read", address=broker.http_address, topic="copied")
-    assert found == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
+    answer = driver.do("read", address=broker.http_address, topic="copied")
+    assert answer == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
 
 
 def test_a_replay_from_a_topic(
@@ -94,9 +94,9 @@ def test_a_replay_from_a_topic(
         max_offsets=COUNT // 2,
     )
     assert done == 0
-    found = driver.do("read", address=broker.http_address, topic="even")
+    answer = driver.do("read", address=broker.http_address, topic="even")
     half = COUNT // 2
-    assert found == {"rows": half, "offsets": half, "sum": half * (half - 1)}
+    assert answer == {"rows": half, "offsets": half, "sum": half * (half - 1)}
 
 
 def test_a_report(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path: Path) -> None:

@@ -70,21 +70,21 @@ class Rows:
     """The rows that the query has brought."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, bytes]] = []
+        self.received: list[tuple[int, bytes]] = []
         self._changed = threading.Condition()
 
     def add(self, rows: DataFrame, _: int) -> None:
         some = [(row.offset, bytes(row.value)) for row in rows.collect()]
         with self._changed:
-            self.found += some
+            self.received += some
             self._changed.notify_all()
 
     def wait_for(self, bodies: set[bytes]) -> None:
         with self._changed:
             came = self._changed.wait_for(
-                lambda: bodies <= {body for _, body in self.found}, LIMIT_S
+                lambda: bodies <= {body for _, body in self.received}, LIMIT_S
             )
-        assert came, f"{len(self.found)} rows came, and not all of {len(bodies)}"
+        assert came, f"{len(self.received)} rows came, and not all of {len(bodies)}"
 
 
 def test_a_stream_goes_on_exactly_once_while_primaries_are_killed(
@@ -123,5 +123,5 @@ def test_a_stream_goes_on_exactly_once_while_primaries_are_killed(
         query.stop()
         loop.run(stopped(publishing, cluster))
     assert query.exception() is None
-    assert max(Counter(body for _, body in rows.found).values()) == 1
-    assert [offset for offset, _ in rows.found] == list(range(len(rows.found)))
+    assert max(Counter(body for _, body in rows.received).values()) == 1
+    assert [offset for offset, _ in rows.received] == list(range(len(rows.received)))

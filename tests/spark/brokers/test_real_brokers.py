@@ -60,17 +60,17 @@ def broker(
 
 def reader(columns: str = "offset,value", **options: str) -> BatchReader:
     parsed = ReadOptions.parse(options, "batch")
-    known = {field.name: field for field in [*schema_of(parsed.view), INTACT]}
-    schema = type(schema_of("messages"))([known[name] for name in columns.split(",")])
+    fields = {field.name: field for field in [*schema_of(parsed.view), INTACT]}
+    schema = type(schema_of("messages"))([fields[name] for name in columns.split(",")])
     return BatchReader(parsed, arrow_schema(schema, parsed.view))
 
 
 def rows(columns: str = "offset,value", **options: str) -> list[dict[str, Any]]:
-    wanted = reader(columns, **options)
-    found: list[pa.RecordBatch] = []
-    for split in wanted.partitions():
-        found += wanted.read(split)
-    return [row for batch in found for row in batch.to_pylist()]
+    source = reader(columns, **options)
+    batches: list[pa.RecordBatch] = []
+    for split in source.partitions():
+        batches += source.read(split)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def offsets(**options: str) -> list[int]:
@@ -79,8 +79,8 @@ def offsets(**options: str) -> list[int]:
 
 def stream(**options: str) -> StreamReader:
     parsed = ReadOptions.parse(options, "stream")
-    wanted = type(schema_of("messages"))([f for f in schema_of(parsed.view) if f.name == "offset"])
-    return StreamReader(parsed, arrow_schema(wanted, parsed.view))
+    columns = type(schema_of("messages"))([f for f in schema_of(parsed.view) if f.name == "offset"])
+    return StreamReader(parsed, arrow_schema(columns, parsed.view))
 
 
 def damage(broker: BrokerProcess, topic: str, number: int, at: int = 150) -> int:
@@ -107,21 +107,21 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
         monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
     for first in range(0, 50, 10):
         publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
-    asked = {"addresses": broker.http_address, "topic": topic}
+    query = {"addresses": broker.http_address, "topic": topic}
     position = damage(broker, topic, 2)
     with pytest.raises(DataLossError, match=f"corruption.*offset 20 is.*position {position}") as e:
-        offsets(**asked)
+        offsets(**query)
     assert e.value.loss is LossReport.CORRUPTION
     rest = [*range(20), *range(30, 50)]
-    assert offsets(**asked, failOnDataLoss="false") == rest
+    assert offsets(**query, failOnDataLoss="false") == rest
     # Who reads nothing of it does not mind.
-    assert len(offsets(**asked, startingOffsets="latest-20")) == 20
-    batches = rows("offset,count,intact,epoch,body_bytes", **asked, view="batches")
+    assert len(offsets(**query, startingOffsets="latest-20")) == 20
+    batches = rows("offset,count,intact,epoch,body_bytes", **query, view="batches")
     assert [batch["intact"] for batch in batches] == [True, True, False, True, True]
     assert [batch["count"] for batch in batches] == [10] * 5
     damage(broker, topic, 3, at=12)  # its header
-    assert offsets(**asked, failOnDataLoss="false") == [*range(20), *range(40, 50)]
-    batches = rows("offset,epoch,intact", **asked, view="batches")
+    assert offsets(**query, failOnDataLoss="false") == [*range(20), *range(40, 50)]
+    batches = rows("offset,epoch,intact", **query, view="batches")
     assert [batch["epoch"] is None for batch in batches] == [False, False, False, True, False]
     assert [batch["intact"] for batch in batches] == [True, True, False, False, True]
 
@@ -137,17 +137,17 @@ def test_a_record_that_a_start_has_passed_over_is_missed(
     damage(broker, topic, number)
     broker.kill()
     broker.start()
-    asked = {"addresses": broker.http_address, "topic": topic}
+    query = {"addresses": broker.http_address, "topic": topic}
     first = 10 * number
     message = f"data loss by corruption: .*offset {first} is wanted.* is {first + 10} "
     for view in ("messages", "batches"):
         with pytest.raises(DataLossError, match=message):
-            offsets(**asked, view=view)
+            offsets(**query, view=view)
     rest = [n for n in range(50) if not first <= n < first + 10]
-    assert offsets(**asked, failOnDataLoss="false") == rest
+    assert offsets(**query, failOnDataLoss="false") == rest
     inside = {"startingOffsets": f'{{"{topic}": {{"0": {first + 5}}}}}'}
-    assert offsets(**asked, **inside, failOnDataLoss="false") == list(range(first + 10, 50))
-    assert len(offsets(**asked, startingOffsets="latest-20")) == 20
+    assert offsets(**query, **inside, failOnDataLoss="false") == list(range(first + 10, 50))
+    assert len(offsets(**query, startingOffsets="latest-20")) == 20
 
 
 def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,11 +158,11 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     post(broker.http_address, "/pub?topic=rows&defer=3600000", b"later")
     with Producer(broker.tcp_address) as producer:
         producer.send("rows", b"known" * 10, order_key="a")
-    asked = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
+    query = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
     every = ",".join(schema_of("batches").names)
-    listed_rows = rows(every, **asked)
+    listed_rows = rows(every, **query)
     monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
-    assert rows(every, **asked) == listed_rows
+    assert rows(every, **query) == listed_rows
     by_place = {(row["partition"], row["offset"]): row for row in listed_rows}
     seven, two = by_place[0, 0], by_place[1, 0]
     (later,) = [row for row in listed_rows if row["deliver_at"]]
@@ -181,24 +181,24 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     assert {row["topic_id"] for row in listed_rows} == {listed["topic_id"]}
     # The index alone knows these, and no batch is asked for.
     monkeypatch.setattr("martlet.spark.read.batch_view._Heads", None)
-    few = rows("partition,offset,bytes,timestamp", **asked)
+    few = rows("partition,offset,bytes,timestamp", **query)
     assert few == [{name: row[name] for name in few[0]} for row in listed_rows]
 
 
 def test_a_batch_is_in_the_split_with_its_first_offset(broker: BrokerProcess) -> None:
     for _ in range(3):
         publish(broker.http_address, "cut", [b"x"] * 10)
-    asked = {"addresses": broker.http_address, "topic": "cut", "view": "batches"}
-    reading = stream(**asked, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    query = {"addresses": broker.http_address, "topic": "cut", "view": "batches"}
+    reading = stream(**query, startingOffsets="earliest", maxOffsetsPerTrigger="4")
     position = reading.initialOffset()
-    found: list[int] = []
+    offsets: list[int] = []
     for _ in range(8):
         end = reading.latestOffset(position, reading.getDefaultReadLimit())
         for split in reading.partitions(position, end):
-            found += [n for batch in reading.read(split) for n in batch["offset"].to_pylist()]
+            offsets += [n for batch in reading.read(split) for n in batch["offset"].to_pylist()]
         position = end
     reading.stop()
-    assert found == [0, 10, 20]
+    assert offsets == [0, 10, 20]
 
 
 def test_places_to_start_and_end(broker: BrokerProcess) -> None:
@@ -207,7 +207,7 @@ def test_places_to_start_and_end(broker: BrokerProcess) -> None:
     noon_ms = time.time_ns() // 1_000_000
     time.sleep(0.01)
     publish(broker.http_address, "places", [b"x"] * 50)
-    asked = {"addresses": broker.http_address, "topic": "places"}
+    query = {"addresses": broker.http_address, "topic": "places"}
     noon = f"{np.datetime64(noon_ms, 'ms')}Z"
     for start, end, expected in (
         ("earliest", "latest", range(150)),
@@ -223,22 +223,22 @@ def test_places_to_start_and_end(broker: BrokerProcess) -> None:
         ('{"places": "latest-7"}', '{"places": {"0": -1}}', range(143, 150)),
         (json.dumps({"places": noon}), '{"places": {"0": 120}}', range(100, 120)),
     ):
-        given = {"startingOffsets": start, "endingOffsets": end}
-        assert offsets(**asked, **given) == list(expected), given
+        bounds = {"startingOffsets": start, "endingOffsets": end}
+        assert offsets(**query, **bounds) == list(expected), bounds
     with pytest.raises(
         ValueError, match="there is no topic places, queue 4; there is topic places"
     ):
-        offsets(**asked, startingOffsets='{"places": {"4": 0}}')
+        offsets(**query, startingOffsets='{"places": {"4": 0}}')
 
 
 def test_small_splits_where_many_tasks_are_wanted(broker: BrokerProcess) -> None:
     for _ in range(20):
         publish(broker.http_address, "tasks", [b"x" * 100] * 10)
-    asked = {"addresses": broker.http_address, "topic": "tasks"}
-    assert len(reader(**asked).partitions()) == 1
-    assert 4 <= len(reader(**asked, minPartitions="4").partitions()) <= 6
-    assert len(reader(**asked, minPartitions="1000").partitions()) == 20
-    assert len(offsets(**asked, minPartitions="1000")) == 200
+    query = {"addresses": broker.http_address, "topic": "tasks"}
+    assert len(reader(**query).partitions()) == 1
+    assert 4 <= len(reader(**query, minPartitions="4").partitions()) <= 6
+    assert len(reader(**query, minPartitions="1000").partitions()) == 20
+    assert len(offsets(**query, minPartitions="1000")) == 200
 
 
 def test_the_properties_of_a_message(
@@ -248,13 +248,13 @@ def test_the_properties_of_a_message(
     headers = properties | {"X-Martlet-Header": "trace=\N{SNOWMAN}".encode().decode("latin-1")}
     post(broker.http_address, "/pub?topic=carried", b"rich", headers)
     post(broker.http_address, "/pub?topic=carried", b"plain")
-    asked = {"addresses": broker.http_address, "topic": "carried"}
+    query = {"addresses": broker.http_address, "topic": "carried"}
     rich = {"key": b"ann", "tag": "new", "keys": ["7"], "value": b"rich"}
     rich["headers"] = [{"key": "trace", "value": "\N{SNOWMAN}".encode()}]
     plain = {"key": None, "tag": None, "keys": None, "value": b"plain", "headers": None}
-    assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
+    assert rows("key,tag,keys,value,headers", **query) == [rich, plain]
     monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
-    assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
+    assert rows("key,tag,keys,value,headers", **query) == [rich, plain]
 
 
 def test_messages_redriven_to_one_channel_are_not_read_again(broker: BrokerProcess) -> None:
@@ -272,9 +272,9 @@ def test_messages_redriven_to_one_channel_are_not_read_again(broker: BrokerProce
     while ask(address, "/log/topics?names=back")["topics"][0]["queues"][0]["end_offset"] < 3:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
-    asked = {"addresses": address, "topic": "back"}
-    assert [row["value"] for row in rows(**asked)] == [b"deferred", b"plain"]
-    batches = rows("offset,channel_id", **asked, view="batches")
+    query = {"addresses": address, "topic": "back"}
+    assert [row["value"] for row in rows(**query)] == [b"deferred", b"plain"]
+    batches = rows("offset,channel_id", **query, view="batches")
     assert [batch["channel_id"] is None for batch in batches] == [True, True, False]
 
 
@@ -283,16 +283,16 @@ def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupP
     publish(broker.http_address, "known-too", [b"x"] * 2)
     closed_address = f"127.0.0.1:{free_port()}"
     both = f"{closed_address},{lookup.http_address}"
-    asked = {"lookup": both, "timeoutMs": "300"}
+    query = {"lookup": both, "timeoutMs": "300"}
     with pytest.raises(BrokerUnreachable):
         offsets(lookup=closed_address, topic="known", timeoutMs="300")
     # One of two is enough; a broker that is named as well counts once.
-    assert len(offsets(**asked, topicPattern="known.*")) == 7
-    assert len(offsets(**asked, topic="known", addresses=broker.http_address)) == 5
+    assert len(offsets(**query, topicPattern="known.*")) == 7
+    assert len(offsets(**query, topic="known", addresses=broker.http_address)) == 5
     with pytest.raises(
         ValueError, match=r"no topic that matches /nothing/ at 127.*there is.*known"
     ):
-        offsets(**asked, topicPattern="nothing")
+        offsets(**query, topicPattern="nothing")
     with pytest.raises(NotABroker, match="is no Martlet broker"):
         offsets(addresses=lookup.http_address, topic="known")
     with pytest.raises(NotABroker, match="is no lookup daemon"):
@@ -302,20 +302,20 @@ def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupP
 def test_a_group_of_another_kind_is_left_alone(broker: BrokerProcess) -> None:
     publish(broker.http_address, "taken", [b"x"] * 5)
     post(broker.http_address, "/channel/create?topic=taken&channel=billing")
-    wanted = stream(addresses=broker.http_address, topic="taken", group="billing")
+    reading = stream(addresses=broker.http_address, topic="taken", group="billing")
     with pytest.raises(BrokerRefused, match=r"a channel for consumers: .* another name"):
-        wanted.initialOffset()
-    wanted.stop()
+        reading.initialOffset()
+    reading.stop()
 
 
 def test_a_broker_that_has_as_many_channels_as_it_may(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--max-channels-per-topic=1") as broker:
         post(broker.http_address, "/pub?topic=full", b"x")
         post(broker.http_address, "/channel/create?topic=full&channel=other")
-        wanted = stream(addresses=broker.http_address, topic="full", group="spark")
+        reading = stream(addresses=broker.http_address, topic="full", group="spark")
         with pytest.raises(BrokerRefused, match=r"one too many.*--max-channels-per-topic"):
-            wanted.initialOffset()
-        wanted.stop()
+            reading.initialOffset()
+        reading.stop()
 
 
 def test_a_broker_that_takes_tls_only(tmp_path: Path, certificates: Certificates) -> None:
@@ -333,10 +333,10 @@ def test_a_broker_that_takes_tls_only(tmp_path: Path, certificates: Certificates
         }
         # Its HTTP server gives its address.
         for address in (broker.http_address, f"https://{broker.https_address}"):
-            wanted = stream(addresses=address, topic="t", **tls)
-            assert wanted.initialOffset() == {}
-            assert wanted.latestOffset({}, ReadAllAvailable()) == {}
-            wanted.stop()
+            reading = stream(addresses=address, topic="t", **tls)
+            assert reading.initialOffset() == {}
+            assert reading.latestOffset({}, ReadAllAvailable()) == {}
+            reading.stop()
         with pytest.raises(BrokerRefused, match=r"do not agree about TLS.*see options tlsCaFile"):
             offsets(addresses=broker.http_address, topic="t", timeoutMs="300")
 
@@ -414,14 +414,14 @@ def test_a_task_of_another_user_asks_the_broker(is_closed: str, view: str, colum
         (segment, *_) = sorted((folder / "log").glob("*.log"))
         broker_id = json.loads((folder / "broker.json").read_bytes())["broker"]
         if is_closed == "segment":
-            for each in (Path(place), folder, folder / "log"):
-                each.chmod(0o755)
+            for path in (Path(place), folder, folder / "log"):
+                path.chmod(0o755)
             (folder / "broker.json").chmod(0o644)
         options = {"addresses": broker.http_address, "topic": "t", "view": view}
         expected = rows(columns, **options)
         with closed_to_this_process(segment if is_closed == "segment" else folder):
-            found = SegmentFiles.find(str(folder), broker_id)
-            assert (found is None) is (is_closed == "folder")
+            files = SegmentFiles.find(str(folder), broker_id)
+            assert (files is None) is (is_closed == "folder")
             with pytest.raises(PermissionError):
                 segment.read_bytes()
             assert rows(columns, **options) == expected

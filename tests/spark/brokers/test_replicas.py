@@ -63,8 +63,8 @@ def reader() -> Iterator[Callable[..., StreamReader]]:
 
         def make(*servers: LogServer, **options: str) -> StreamReader:
             addresses = ",".join(server.address for server in servers)
-            given = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
-            stream = StreamReader(ReadOptions.parse(given, "stream"), SCHEMA)
+            texts = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
+            stream = StreamReader(ReadOptions.parse(texts, "stream"), SCHEMA)
             stack.callback(stream.stop)
             return stream
 
@@ -87,12 +87,12 @@ def at(offset: int) -> Offsets:
 
 
 def offsets_of(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    found: list[int] = []
+    all_offsets: list[int] = []
     for batch in batches:
         offsets = batch.column("offset").to_pylist()
         assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
-        found += offsets
-    return found
+        all_offsets += offsets
+    return all_offsets
 
 
 def offsets_read(stream: StreamReader, start: Offsets, end: Offsets) -> list[int]:
@@ -242,18 +242,18 @@ def split(first: LogServer, *others: LogServer, end: int = 50, index: bytes = b"
         timeout_ms=5000,
         fail_on_data_loss=True,
         index=index,
-        others=tuple(ReplicaSource(each.address, each.data_path) for each in others),
+        others=tuple(ReplicaSource(replica.address, replica.data_path) for replica in others),
     )
 
 
 def test_a_task_goes_on_at_another_replica(replica: Replicas) -> None:
     primary, standby = replica("a", 50), replica("b", 50, is_standby=True)
     batches = read(Task((split(primary, standby, end=500),)), SCHEMA)
-    found = offsets_of(iter([next(batches)]))
-    assert 0 < len(found) < 500
+    offsets = offsets_of(iter([next(batches)]))
+    assert 0 < len(offsets) < 500
     primary.failing = 10**9
     began_s = time.monotonic()
-    assert found + offsets_of(batches) == list(range(500))
+    assert offsets + offsets_of(batches) == list(range(500))
     assert time.monotonic() - began_s < 50
     assert "/log/batches" in standby.requests
 
@@ -269,8 +269,8 @@ def test_a_task_reads_the_replica_on_its_machine(replica: Replicas) -> None:
 def test_a_replica_on_its_machine_may_lag(replica: Replicas) -> None:
     primary, standby = replica("a", 50), replica("b", 20, is_standby=True)
     standby.data_path = str(standby.folder.path)
-    found = offsets_of(read(Task((split(primary, standby, end=500),)), SCHEMA))
-    assert found == list(range(500))
+    offsets = offsets_of(read(Task((split(primary, standby, end=500),)), SCHEMA))
+    assert offsets == list(range(500))
 
 
 def test_records_that_a_failover_took_back_are_not_read(replica: Replicas) -> None:
@@ -283,8 +283,8 @@ def test_records_that_a_failover_took_back_are_not_read(replica: Replicas) -> No
     assert (rows[0]["position"] == rows[1]["position"]).all()
     dead.data_path = str(dead.folder.path)
     dead.failing = 10**9
-    wanted = split(primary, dead, index=rows[0].tobytes())
-    assert offsets_of(read(Task((wanted,)), SCHEMA)) == list(range(50))
+    taken_back = split(primary, dead, index=rows[0].tobytes())
+    assert offsets_of(read(Task((taken_back,)), SCHEMA)) == list(range(50))
 
 
 def test_a_record_that_one_replica_has_damaged_is_asked_of_another(replica: Replicas) -> None:

@@ -39,7 +39,7 @@ def chunk(folder: Folder, topic: str = "t") -> LogChunk:
 
 def slowly(folder: Folder) -> list[tuple[int, int, int, str, bytes]]:
     """Offset, timestamp in us, attempts, id and body of each message."""
-    found = []
+    rows_of_messages = []
     for row in folder.index("t"):
         position, length = int(row["position"]), int(row["length"])
         header, record = read_record(folder.record(position, length), 0, position)
@@ -47,7 +47,7 @@ def slowly(folder: Folder) -> list[tuple[int, int, int, str, bytes]]:
         start = 0
         for number, end in enumerate(frame_ends(header, record).tolist()):
             frame = frames[start:end]
-            found.append(
+            rows_of_messages.append(
                 (
                     header.first_offset + number,
                     int.from_bytes(frame[8:16], "big") // 1000,
@@ -57,7 +57,7 @@ def slowly(folder: Folder) -> list[tuple[int, int, int, str, bytes]]:
                 )
             )
             start = end
-    return found
+    return rows_of_messages
 
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[int, int, int, str, bytes]]:
@@ -130,7 +130,7 @@ def test_other_topics_records_between_are_left_out(tmp_path: Path) -> None:
         folder.append("other", [b"not mine"] * 3)
     segment = (tmp_path / "f" / "log" / f"{0:020d}.log").read_bytes()
     rows = folder.index("t")
-    found = chunk_of(
+    chunk = chunk_of(
         segment,
         rows["position"].astype(np.int64),
         topic_id=folder.topics["t"],
@@ -138,7 +138,7 @@ def test_other_topics_records_between_are_left_out(tmp_path: Path) -> None:
         positions=rows["position"],
     )
     columns = Columns(arrow_schema(SCHEMA), topic="t", queue=0, broker="b")
-    batch = columns.batch(found, 0, 5)
+    batch = columns.batch(chunk, 0, 5)
     assert batch is not None
     assert batch.column("value").to_pylist() == [b"mine %d" % number for number in range(5)]
 
@@ -187,12 +187,12 @@ def test_properties_are_columns_of_the_rows_that_have_them(
     columns = Columns(arrow_schema(SCHEMA), topic="t", queue=0, broker="b")
     batch = columns.batch(chunk_of_them, start, end)
     assert batch is not None
-    wanted = tags[start:end]
-    assert batch.column("tag").to_pylist() == wanted
-    assert batch.column("keys").to_pylist() == [t and ["k", t] for t in wanted]
-    assert batch.column("key").to_pylist() == [t and f"order {t}".encode() for t in wanted]
+    expected = tags[start:end]
+    assert batch.column("tag").to_pylist() == expected
+    assert batch.column("keys").to_pylist() == [t and ["k", t] for t in expected]
+    assert batch.column("key").to_pylist() == [t and f"order {t}".encode() for t in expected]
     assert batch.column("headers").to_pylist() == [
-        t and [{"key": "h", "value": t.encode()}] for t in wanted
+        t and [{"key": "h", "value": t.encode()}] for t in expected
     ]
 
 

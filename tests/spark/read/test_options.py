@@ -17,8 +17,8 @@ NEEDED = {"addresses": "127.0.0.1:4151", "topic": "t"}
 
 
 def parse(kind: str = "batch", **options: str) -> ReadOptions:
-    given = CaseInsensitiveDict(NEEDED | options)
-    return ReadOptions.parse(given, "stream" if kind == "stream" else "batch")
+    texts = CaseInsensitiveDict(NEEDED | options)
+    return ReadOptions.parse(texts, "stream" if kind == "stream" else "batch")
 
 
 def test_defaults() -> None:
@@ -81,8 +81,8 @@ def test_a_place_for_all_queues(text: str, place: BoundOffset) -> None:
 def test_names_of_any_case_and_two_names_of_one() -> None:
     options = parse("stream", MAXOFFSETSPERTRIGGER="5", maxbytespertrigger="64m", minrows="9")
     assert (options.max_offsets, options.max_bytes, options.min_rows) == (5, 64 << 20, 9)
-    given = {"addresses": "a:1", "subscribePattern": "or.*|x"}
-    topics = ReadOptions.parse(given, "batch").topics
+    texts = {"addresses": "a:1", "subscribePattern": "or.*|x"}
+    topics = ReadOptions.parse(texts, "batch").topics
     assert [topics.has(name) for name in ("orders", "x", "xy", "nor")] == [True, True, False, False]
 
 
@@ -94,8 +94,8 @@ def test_delays(text: str, seconds: float) -> None:
 
 
 def test_where_brokers_are() -> None:
-    given = {"lookup": "127.0.0.1:4161", "topic": "t"}
-    options = ReadOptions.parse(given, "stream")
+    texts = {"lookup": "127.0.0.1:4161", "topic": "t"}
+    options = ReadOptions.parse(texts, "stream")
     assert (options.addresses, options.lookup_addresses) == ((), ("127.0.0.1:4161",))
     old = {"lookupAddresses": "127.0.0.1:4161", "topic": "t"}
     assert ReadOptions.parse(CaseInsensitiveDict(old), "stream") == options, "of earlier versions"
@@ -163,9 +163,9 @@ def test_senseless_options_are_refused(kind: str, options: dict[str, str], messa
 
 @pytest.mark.parametrize("missing", ["addresses", "topic"])
 def test_required_options(missing: str) -> None:
-    given = {name: value for name, value in NEEDED.items() if name != missing}
+    texts = {name: value for name, value in NEEDED.items() if name != missing}
     with pytest.raises(ValueError, match=f"option {missing} is missing"):
-        ReadOptions.parse(given, "batch")
+        ReadOptions.parse(texts, "batch")
 
 
 def test_an_unknown_column_is_refused() -> None:

@@ -57,9 +57,9 @@ def reader() -> Iterator[Readers]:
 
     def make(*servers: LogServer, **options: str) -> StreamReader:
         addresses = ",".join(server.address for server in servers)
-        given = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
+        texts = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
         schema = arrow_schema(StructType().add("offset", "long"))
-        made.append(StreamReader(ReadOptions.parse(given, "stream"), schema))
+        made.append(StreamReader(ReadOptions.parse(texts, "stream"), schema))
         return made[-1]
 
     yield make
@@ -154,10 +154,10 @@ def test_the_channel_is_made_first_and_follows(
     assert server.channels["t", "c"] == 90
 
 
-def until_there(stream: StreamReader, start: Offsets, wanted: Offsets) -> None:
+def until_there(stream: StreamReader, start: Offsets, expected: Offsets) -> None:
     """See that a stream comes to a position, as soon as it has heard of it."""
     deadline_s = time.monotonic() + 60
-    while (end := stream.latestOffset(start, ALL)) != wanted:
+    while (end := stream.latestOffset(start, ALL)) != expected:
         assert time.monotonic() < deadline_s, end
         time.sleep(0.02)
 
@@ -436,9 +436,9 @@ def test_a_follower_of_a_log_with_a_lost_tail_is_at_its_end(
 def test_topics_that_match(folder: Folder, servers: Servers, reader: Readers) -> None:
     folder.append("tea", [b"x"])
     folder.append("noise", [b"x"])
-    given = {"addresses": servers(folder).address, "topicPattern": "t.*"}
+    texts = {"addresses": servers(folder).address, "topicPattern": "t.*"}
     schema = arrow_schema(StructType().add("offset", "long"))
-    stream = StreamReader(ReadOptions.parse(given, "stream"), schema)
+    stream = StreamReader(ReadOptions.parse(texts, "stream"), schema)
     start = stream.initialOffset()
     assert {topic: queues["0"] for topic, queues in start[folder.broker].items()} == {
         "t": 100,
@@ -507,10 +507,10 @@ def test_an_index_that_one_answer_does_not_hold(
     endpoint = Endpoint(servers(folder).address, 5000)
     ranges = [(BrokerQueue(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:
-        found = endpoint.indexes(ranges)
+        indexes = endpoint.indexes(ranges)
     finally:
         endpoint.close()
-    assert [rows["first_offset"].tolist() for rows in found] == [
+    assert [rows["first_offset"].tolist() for rows in indexes] == [
         [0, 2, 4, 6],
         [0],
         [0, 2, 4, 6, 8],

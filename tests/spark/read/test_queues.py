@@ -44,9 +44,9 @@ def test_a_stream_reads_all_queues_and_those_that_come(
 ) -> None:
     if not from_files:
         monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
-    given = {"addresses": broker.http_address, "topic": "t", "channel": "spark"}
+    texts = {"addresses": broker.http_address, "topic": "t", "channel": "spark"}
     schema = arrow_schema(StructType().add("value", "binary").add("partition", "integer"))
-    options = ReadOptions.parse(given | {"startingOffsets": "earliest"}, "stream")
+    options = ReadOptions.parse(texts | {"startingOffsets": "earliest"}, "stream")
     stream = StreamReader(options, schema)
     seen: dict[int, list[bytes]] = {}
 

@@ -72,17 +72,17 @@ def split(server: LogServer, start: int = 0, end: int = 500, *, fail: bool = Tru
     )
 
 
-def read_one(wanted: Split) -> Iterator[pa.RecordBatch]:
-    return read(Task((wanted,)), SCHEMA)
+def read_one(one: Split) -> Iterator[pa.RecordBatch]:
+    return read(Task((one,)), SCHEMA)
 
 
-def offsets_read(wanted: Split) -> list[int]:
-    found: list[int] = []
-    for batch in read_one(wanted):
+def offsets_read(one: Split) -> list[int]:
+    all_offsets: list[int] = []
+    for batch in read_one(one):
         offsets = batch.column("offset").to_pylist()
         assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
-        found += offsets
-    return found
+        all_offsets += offsets
+    return all_offsets
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 500), (3, 497), (10, 20), (255, 256)])
@@ -109,16 +109,16 @@ def test_a_segment_recycled_while_it_is_read(
 ) -> None:
     """Messages read before stand; the rest of the segment has gone, and that is reported."""
     batches = read_one(split(server, fail=False))
-    found = next(batches).column("offset").to_pylist()
+    all_offsets = next(batches).column("offset").to_pylist()
     folder.recycle_first()
     with caplog.at_level(logging.WARNING):
         for batch in batches:
             offsets = batch.column("offset").to_pylist()
             assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
-            found += offsets
+            all_offsets += offsets
     first = folder.start_offsets["t", 0]
     assert first > 20
-    assert found == [*range(found.index(first)), *range(first, 500)]
+    assert all_offsets == [*range(all_offsets.index(first)), *range(first, 500)]
     assert f"Going on at {first}" in caplog.text
 
 
@@ -175,8 +175,8 @@ def test_a_damaged_record_is_an_error_and_not_a_gap(server: LogServer, folder: F
 def test_made_anew_while_it_is_read(server: LogServer, folder: Folder) -> None:
     server.data_path = "/nowhere"
     for fail in (True, False):
-        wanted = split(server, fail=fail)
-        batches = read_one(wanted)
+        one = split(server, fail=fail)
+        batches = read_one(one)
         next(batches)
         folder.make_anew("t")
         for _ in range(60):

@@ -73,8 +73,8 @@ def bodies(first: int, last: int) -> list[bytes]:
 
 def depth(job: Job, channel: str) -> int:
     stats = ask(job.broker.http_address, f"/stats?format=json&topic={job.topic}")
-    (found,) = [c for c in stats["topics"][0]["channels"] if c["channel_name"] == channel]
-    value: int = found["depth"]
+    (matching,) = [c for c in stats["topics"][0]["channels"] if c["channel_name"] == channel]
+    value: int = matching["depth"]
     return value
 
 
@@ -202,8 +202,8 @@ def test_deleted_and_made_anew_is_a_loss(job: Job, broker: BrokerProcess) -> Non
     with pytest.raises(Exception, match=r"(?s)data loss by recreation.*offset 10 is wanted"):
         query.awaitTermination(60)
     job.run(failOnDataLoss="false")
-    found = [bytes(row.value) for row in job.spark.read.parquet(job.out).collect()]
-    assert sorted(found) == sorted(bodies(0, 40))
+    values = [bytes(row.value) for row in job.spark.read.parquet(job.out).collect()]
+    assert sorted(values) == sorted(bodies(0, 40))
 
 
 def test_a_group_makes_the_broker_keep_unread_messages(job: Job) -> None:

@@ -112,9 +112,9 @@ class Gate:
         with self._lock:
             held, self._sockets = self._sockets, set()
             self._step = None
-        for each in held:
+        for connection in held:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._open.set()
 
     def _accept(self) -> None:
@@ -152,9 +152,9 @@ class Gate:
                 self._open.wait()
                 if step is not Step.ANSWERED:
                     target.sendall(data)
-        for each in (source, target):
+        for side in (source, target):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                side.shutdown(socket.SHUT_RDWR)
 
     def _is_there(self, data: bytes, is_answer: bool) -> Step | None:
         with self._lock:

@@ -73,7 +73,7 @@ def encoder(**settings: Any) -> Encoder:
 
 def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, Properties, int]]:
     """Read blocks as a broker does: topic, queue, body, properties and time of each message."""
-    found = []
+    messages = []
     for block in blocks:
         data = bytearray(block.bodies)
         bodies = split_bodies(data, 0, len(data), block.message_count, 1 << 20)
@@ -84,11 +84,11 @@ def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, P
         assert len(times) == len(bodies)
         for number, body in enumerate(bodies):
             carried = properties.get(number, Properties())
-            found.append((block.topic, block.queue, bytes(body), carried, times[number]))
-    return found
+            messages.append((block.topic, block.queue, bytes(body), carried, times[number]))
+    return messages
 
 
-def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int]:
+def message_of(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int]:
     key, (queues, key_hash) = row["key"], QUEUES[row["topic"]]
     queue = key_hash.of(crc32c(key)) % queues if key and queues > 1 else None
     if row["partition"] is not None:
@@ -111,8 +111,8 @@ def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]],
         longer = pa.RecordBatch.from_pylist(batch[:cut] + batch, SCHEMA)
         blocks += made.add(longer.slice(min(cut, len(batch))))
     blocks += made.rest()
-    found = read(blocks)
-    expected = [wanted(row) for batch in batches for row in batch]
+    messages = read(blocks)
+    expected = [message_of(row) for batch in batches for row in batch]
 
     def by_place(messages: Any) -> dict[Any, list[Any]]:
         places: dict[Any, list[Any]] = {}
@@ -121,11 +121,11 @@ def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]],
         return places
 
     # Within a block those of one time stay in order, and times rise.
-    assert {place: sorted(some, key=repr) for place, some in by_place(found).items()} == {
+    assert {place: sorted(some, key=repr) for place, some in by_place(messages).items()} == {
         place: sorted(some, key=repr) for place, some in by_place(expected).items()
     }
     if not any(row["deliver_at"] for batch in batches for row in batch):
-        assert by_place(found) == by_place(expected)
+        assert by_place(messages) == by_place(expected)
 
 
 def values(*bodies: bytes, **more: Any) -> pa.RecordBatch:
@@ -169,18 +169,18 @@ def test_a_topic_option_overrides_the_column() -> None:
 
 
 def test_queues_are_asked_for_once_and_only_where_there_are_keys() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def ask(topic: str) -> KeyQueues:
-        asked.append(topic)
+        requested.append(topic)
         return KeyQueues(3, EARLY)
 
     made = encoder(topic="one", key_queues=ask)
     assert [*made.add(values(b"x", key=pa.array([None], pa.string())))] == []
-    assert asked == []
+    assert requested == []
     for _ in range(3):
         assert [*made.add(values(b"x", b"y", key=pa.array(["k", None])))] == []
-    assert asked == ["one"]
+    assert requested == ["one"]
     assert {block.queue for block in made.rest()} == {None, crc32c(b"k") % 3}
 
 
@@ -205,10 +205,10 @@ def test_headers_in_a_map() -> None:
     )
     made = encoder(topic="one")
     made_of = values(b"w", b"x", b"y", b"z", headers=maps).slice(0)
-    found = read([*made.add(made_of), *made.rest()])
-    assert [p.headers for _, _, _, p, _ in found] == [{"a": "1", "b": ""}, {}, {}, {"c": "3"}]
-    found = read([*made.add(made_of.slice(3)), *made.rest()])
-    assert [p.headers for _, _, _, p, _ in found] == [{"c": "3"}]
+    messages = read([*made.add(made_of), *made.rest()])
+    assert [p.headers for _, _, _, p, _ in messages] == [{"a": "1", "b": ""}, {}, {}, {"c": "3"}]
+    messages = read([*made.add(made_of.slice(3)), *made.rest()])
+    assert [p.headers for _, _, _, p, _ in messages] == [{"c": "3"}]
 
 
 @pytest.mark.parametrize(

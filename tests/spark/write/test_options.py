@@ -37,7 +37,7 @@ def test_defaults() -> None:
 def test_all_of_them(tmp_path: Path) -> None:
     for name in ("ca", "cert", "key"):
         (tmp_path / name).touch()
-    given = {
+    texts = {
         "addresses": "https://a:4152, b:4151,b:4151",
         "applicationId": "app",
         "batchId": "7",
@@ -51,7 +51,7 @@ def test_all_of_them(tmp_path: Path) -> None:
         "tlsVerify": "false",
         "authSecret": "s3cret",
     }
-    options = WriteOptions.parse(given, "batch")
+    options = WriteOptions.parse(texts, "batch")
     assert options.addresses == ("https://a:4152", "b:4151")
     assert (options.application_id, options.batch_id) == ("app", 7)
     assert (options.block_bytes, options.delay_step_ms) == (4096, 100)
@@ -62,7 +62,7 @@ def test_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error_text"),
+    ("texts", "error_text"),
     [
         ({"addresses": ""}, "option addresses is empty"),
         ({"addresses": "here"}, "'here' is not host:port"),
@@ -84,9 +84,9 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"tls": "true", "tlsCaFile": "/x/y"}, "option tlsCaFile: there is no file '/x/y'"),
     ],
 )
-def test_bad_options_are_refused(given: dict[str, str], error_text: str) -> None:
+def test_bad_options_are_refused(texts: dict[str, str], error_text: str) -> None:
     with pytest.raises(ValueError, match=error_text):
-        WriteOptions.parse(HERE | given, "stream")
+        WriteOptions.parse(HERE | texts, "stream")
 
 
 def test_options_that_need_each_other() -> None:

@@ -69,11 +69,11 @@ def test_a_batch_query_writes_all_that_rows_say(spark: SparkSession, broker: Bro
     )
     write(rows, broker)
     for topic, first in (("even", 0), ("odd", 1)):
-        found = {row["value"].decode(): row for row in rows_of(broker.http_address, topic)}
+        by_value = {row["value"].decode(): row for row in rows_of(broker.http_address, topic)}
         numbers = range(first, 999, 2)
-        assert found.keys() == {f"row {number}" for number in numbers}
+        assert by_value.keys() == {f"row {number}" for number in numbers}
         for number in (first, first + 500):
-            row = found[f"row {number}"]
+            row = by_value[f"row {number}"]
             assert (row["key"], row["tag"]) == (b"k%d" % (number % 7), "tagged")
             assert row["keys"] == [str(number)]
             assert row["headers"] == [{"key": "h", "value": b"%d" % number}]
@@ -105,8 +105,8 @@ def test_a_stream_goes_on_where_it_was(
     copy(spark, broker, tmp_path, "from", topic="to")
     assert values_of(broker.http_address, "to") == [f"{n:03}" for n in range(200)]
     query = json.loads((tmp_path / "metadata").read_text())["id"]
-    asked = json.dumps({"series": query}).encode()
-    last = json.loads(post(broker.http_address, "/call/transaction.series", asked))
+    request = json.dumps({"series": query}).encode()
+    last = json.loads(post(broker.http_address, "/call/transaction.series", request))
     assert last["series_number"] == 3
     assert open_count(broker) == 0
 
@@ -151,7 +151,7 @@ def test_a_write_too_large_for_one_transaction_is_refused(
     rows: Any = spark.range(4000).selectExpr("repeat('x', 500) AS value")
     with pytest.raises(PySparkException, match=r"(?s)max-transaction-bytes is 1048576.*batchId"):
         write(rows, broker, topic="large")
-    topics = [each["topic"] for each in ask(broker.http_address, "/log/topics")["topics"]]
+    topics = [listed["topic"] for listed in ask(broker.http_address, "/log/topics")["topics"]]
     assert "large" not in topics or values_of(broker.http_address, "large") == []
     with pytest.raises(PySparkException, match=r"overwrite.*appended to a topic"):
         rows.write.format("martlet").option("addresses", broker.http_address).mode(

@@ -69,11 +69,11 @@ def test_each_row_is_stored_once_while_primaries_are_killed(
             dead = loop.run(cluster.primary())
             cluster.kill(dead)
         assert query.awaitTermination(LIMIT_S)
-        found = Counter(values_of(cluster.http[loop.run(cluster.primary())], "to"))
+        counts = Counter(values_of(cluster.http[loop.run(cluster.primary())], "to"))
     finally:
         for process in cluster.processes.values():
             process.kill()
             process.wait()
         loop.run(cluster.store.close())
     assert query.exception() is None
-    assert found == Counter(map(str, range(ROWS)))
+    assert counts == Counter(map(str, range(ROWS)))

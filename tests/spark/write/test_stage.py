@@ -50,9 +50,12 @@ def batch(*values: str, **columns: Any) -> pa.RecordBatch:
 
 
 def task(
-    wanted: WriteOptions, transaction: str, place: BatchId | None, *batches: pa.RecordBatch
+    write_options: WriteOptions,
+    transaction: str,
+    batch_id: BatchId | None,
+    *batches: pa.RecordBatch,
 ) -> CommitMessage:
-    return sink._staged(wanted, transaction, place, iter(batches))
+    return sink._staged(write_options, transaction, batch_id, iter(batches))
 
 
 def open_count(broker: BrokerProcess) -> int:
@@ -94,7 +97,9 @@ def test_a_batch_is_published_once_however_it_is_cut(
         ]
         if run == "third":
             # This one learns that it need not stage anything.
-            assert [(each.message_count, each.is_repeated) for each in commits] == [(0, True)] * 2
+            assert [(commit.message_count, commit.is_repeated) for commit in commits] == [
+                (0, True)
+            ] * 2
         with caplog.at_level(logging.WARNING):
             writer.commit([*commits], 7)
     with caplog.at_level(logging.WARNING):
@@ -122,9 +127,9 @@ def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
 
 def test_a_write_with_only_failed_tasks_leaves_nothing_open(broker: BrokerProcess) -> None:
     """Spark reports no failed task, and so nothing that it had staged before."""
-    given = {"addresses": broker.http_address, "topic": "failed", "blockBytes": "1024"}
-    wanted = WriteOptions.parse(given, "batch")
-    writer = pickle.loads(pickle.dumps(BatchWriter(wanted)))
+    texts = {"addresses": broker.http_address, "topic": "failed", "blockBytes": "1024"}
+    write_options = WriteOptions.parse(texts, "batch")
+    writer = pickle.loads(pickle.dumps(BatchWriter(write_options)))
     good = batch(*["x" * 100] * 30)
     with pytest.raises(ValueError, match="raise its --max-msg-size"):
         writer.write(iter([good, good, batch("y" * 2_000_000)]))
@@ -155,16 +160,20 @@ def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
         ),
     )
     writer.commit([commit], 0)
-    found = {row["value"]: row for row in rows_of(broker.http_address, "keyed")}
-    assert {value: row["partition"] for value, row in found.items()} == {
+    by_value = {row["value"]: row for row in rows_of(broker.http_address, "keyed")}
+    assert {value: row["partition"] for value, row in by_value.items()} == {
         b"w": KeyHash.CRC32C_FMIX32.of(crc32c(b"k1")) % 3,
         b"x": KeyHash.CRC32C_FMIX32.of(crc32c(b"k2")) % 3,
         b"z": 2,
     }
-    first = found[b"w"]
+    first = by_value[b"w"]
     assert (first["key"], first["tag"], first["keys"]) == (b"k1", "paid", ["o-1", "o-2"])
     assert first["headers"] == [{"key": "h", "value": b"1"}]
-    assert (found[b"z"]["key"], found[b"z"]["tag"], found[b"z"]["keys"]) == (None, "paid", ["o-3"])
+    assert (by_value[b"z"]["key"], by_value[b"z"]["tag"], by_value[b"z"]["keys"]) == (
+        None,
+        "paid",
+        ["o-3"],
+    )
     (lone,) = rows_of(broker.http_address, "lone")
     assert (lone["value"], lone["key"], lone["headers"]) == (b"y", b"k1", None)
 
@@ -267,7 +276,7 @@ def test_a_query_has_one_coordinator_and_takes_its_past_along(
 
 def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
-        wanted = options(broker, topic="t", blockBytes="1024")
+        write_options = options(broker, topic="t", blockBytes="1024")
 
         def rows() -> Iterator[pa.RecordBatch]:
             for number in range(40):
@@ -276,11 +285,11 @@ def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
                     broker.restart()
                 yield batch(*(f"{number}-{n:0200}" for n in range(10)))
 
-        with BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage:
+        with BrokerTransaction(write_options, "t", BatchId("q", 0)) as stage:
             staged = stage.stage(rows())
         broker.kill()
         broker.restart()
-        StreamWriter(wanted).commit([staged], 0)
+        StreamWriter(write_options).commit([staged], 0)
         expected = [f"{number}-{n:0200}" for number in range(40) for n in range(10)]
         assert values_of(broker.http_address, "t") == expected
 
@@ -328,17 +337,17 @@ def test_tls_and_auth(tmp_path: Path, certificates: Certificates) -> None:
             "--tls-required=tcp-https",
         )
         with BrokerProcess(tmp_path / "data", *flags) as broker:
-            given = {
+            texts = {
                 "addresses": broker.http_address,
                 "topic": "secret",
                 "tls": "true",
                 "tlsCaFile": str(certificates.authority),
                 "authSecret": "good",
             }
-            writer = StreamWriter(WriteOptions.parse(given, "stream"))
+            writer = StreamWriter(WriteOptions.parse(texts, "stream"))
             writer.commit([task(writer._options, "a", BatchId("q", 0), batch("one"))], 0)
             assert values_of(broker.http_address, "secret") == ["one"]
-            https = given | {"addresses": f"https://{broker.https_address}"}
+            https = texts | {"addresses": f"https://{broker.https_address}"}
             writer = StreamWriter(WriteOptions.parse(https, "stream"))
             writer.commit([task(writer._options, "b", BatchId("q", 1), batch("two"))], 1)
             assert values_of(broker.http_address, "secret") == ["one", "two"]
@@ -348,9 +357,9 @@ def test_rows_with_keys_need_a_reader_and_the_error_says_so(
     tmp_path: Path, publishers: AuthServer
 ) -> None:
     with BrokerProcess(tmp_path, f"--auth-http-address={publishers.address}") as broker:
-        wanted = options(broker, topic="t", authSecret="publisher")
+        write_options = options(broker, topic="t", authSecret="publisher")
         with pytest.raises(WriteFailed, match="let the auth server allow authSecret to subscribe"):
-            task(wanted, "k", None, batch("one", key=pa.array(["a"])))
+            task(write_options, "k", None, batch("one", key=pa.array(["a"])))
 
 
 def test_two_brokers_with_the_id_that_lookup_daemons_find_get_no_rows(tmp_path: Path) -> None:
@@ -358,8 +367,8 @@ def test_two_brokers_with_the_id_that_lookup_daemons_find_get_no_rows(tmp_path: 
         flags = f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"
         with BrokerProcess(tmp_path / "first", *flags) as first:
             broker_id = ask(first.http_address, "/info")["broker"]
-            given = {"lookup": lookup.http_address, "broker": broker_id, "topic": "t"}
-            writer = StreamWriter(WriteOptions.parse(given, "stream"))
+            texts = {"lookup": lookup.http_address, "broker": broker_id, "topic": "t"}
+            writer = StreamWriter(WriteOptions.parse(texts, "stream"))
             staged = task(writer._options, "a", BatchId("q", 0), batch("one"))
             first.stop()
             shutil.copytree(tmp_path / "first", tmp_path / "second")
@@ -388,11 +397,11 @@ def test_a_topic_whose_keys_the_sink_cannot_place_is_refused(
 ) -> None:
     monkeypatch.setattr(broker_transaction, "KeyHash", _Earlier)
     post(broker.http_address, "/topic/create?topic=placed&queues=3")
-    wanted = options(broker, topic="placed")
+    write_options = options(broker, topic="placed")
     with pytest.raises(WriteFailed, match="key hash of topic 'placed', 'crc32c-fmix32', which"):
-        task(wanted, "k", BatchId("q", 0), batch("one", key=pa.array(["a"])))
+        task(write_options, "k", BatchId("q", 0), batch("one", key=pa.array(["a"])))
     monkeypatch.undo()
-    task(wanted, "l", BatchId("q", 1), batch("one", key=pa.array(["a"])))
+    task(write_options, "l", BatchId("q", 1), batch("one", key=pa.array(["a"])))
 
 
 def test_a_wrong_secret_is_refused_at_once(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ class Broker:
 
     @property
     def primary(self) -> str:
-        found = self.loop.run(self.cluster.primary())
-        assert isinstance(found, str)
-        return found
+        primary = self.loop.run(self.cluster.primary())
+        assert isinstance(primary, str)
+        return primary
 
     def kill_primary(self) -> str:
         victim = self.primary
@@ -56,8 +56,8 @@ class Broker:
         return victim
 
     def options(self, **more: str) -> WriteOptions:
-        given = {"addresses": self.addresses, "topic": "t", "blockBytes": "1024"}
-        return WriteOptions.parse(given | more, "stream")
+        texts = {"addresses": self.addresses, "topic": "t", "blockBytes": "1024"}
+        return WriteOptions.parse(texts | more, "stream")
 
     def kill_standbys(self) -> list[str]:
         """After it, nothing is confirmed."""
@@ -112,7 +112,7 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 
 def test_primaries_are_killed_while_rows_are_staged_and_before_the_commit(broker: Broker) -> None:
-    wanted = broker.options()
+    write_options = broker.options()
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number in range(40):
@@ -120,27 +120,29 @@ def test_primaries_are_killed_while_rows_are_staged_and_before_the_commit(broker
                 broker.kill_primary()
             yield batch(number)
 
-    with BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage:
+    with BrokerTransaction(write_options, "t", BatchId("q", 0)) as stage:
         staged = stage.stage(rows())
     assert staged.message_count == 400
-    dead = next(name for name, each in broker.cluster.processes.items() if each.poll() is not None)
+    dead = next(
+        name for name, process in broker.cluster.processes.items() if process.poll() is not None
+    )
     broker.cluster.start_one(dead)
     broker.loop.run(broker.cluster.in_sync(3))
     broker.kill_primary()
-    StreamWriter(wanted).commit([staged], 0)
+    StreamWriter(write_options).commit([staged], 0)
     assert broker.values() == expected(40)
     # Spark repeats the batch in other pieces, as though it had not heard of the commit.
-    again = task(wanted, "u", batch(0), batch(1))
+    again = task(write_options, "u", batch(0), batch(1))
     assert again.is_repeated
-    StreamWriter(wanted).commit([again], 0)
+    StreamWriter(write_options).commit([again], 0)
     assert broker.values() == expected(40)
 
 
 def test_a_primary_is_killed_with_a_commit_that_no_standby_has(broker: Broker) -> None:
-    wanted = broker.options()
-    staged = task(wanted, "t", *map(batch, range(5)))
+    write_options = broker.options()
+    staged = task(write_options, "t", *map(batch, range(5)))
     with (
-        BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage,
+        BrokerTransaction(write_options, "t", BatchId("q", 0)) as stage,
         ThreadPoolExecutor(1) as pool,
     ):
         standbys = broker.kill_standbys()
@@ -153,18 +155,18 @@ def test_a_primary_is_killed_with_a_commit_that_no_standby_has(broker: Broker) -
 
 
 def test_a_primary_is_killed_after_a_commit_whose_answer_is_lost(broker: Broker) -> None:
-    wanted = broker.options()
-    staged = task(wanted, "t", *map(batch, range(5)))
-    StreamWriter(wanted).commit([staged], 0)
+    write_options = broker.options()
+    staged = task(write_options, "t", *map(batch, range(5)))
+    StreamWriter(write_options).commit([staged], 0)
     broker.kill_primary()
-    StreamWriter(wanted).commit([staged], 0)
+    StreamWriter(write_options).commit([staged], 0)
     assert broker.values() == expected(5)
 
 
 def test_a_commit_that_was_seen_and_lost_is_no_reason_to_publish_less(broker: Broker) -> None:
     """The driver was killed, and the tasks of its next run see a commit that no standby has."""
-    wanted = broker.options()
-    staged = task(wanted, "t", *map(batch, range(5)))
+    write_options = broker.options()
+    staged = task(write_options, "t", *map(batch, range(5)))
     standbys = broker.kill_standbys()
     fields = {"id": "t", "branches": {staged.branch: 50}, "series": "q", "series_number": 0}
     request = json.dumps(fields).encode()
@@ -177,28 +179,28 @@ def test_a_commit_that_was_seen_and_lost_is_no_reason_to_publish_less(broker: Br
     with ThreadPoolExecutor(1) as pool:
         pool.submit(commit)
         eventually(lambda: broker.open_count() == 0)
-        repeated = task(wanted, "u", *map(batch, range(5)))
+        repeated = task(write_options, "u", *map(batch, range(5)))
         assert repeated.is_repeated
         broker.fail_over_to(standbys)
     with pytest.raises(WriteFailed, match="lost an earlier commit"):
-        StreamWriter(wanted).commit([repeated], 0)
-    StreamWriter(wanted).commit([task(wanted, "v", *map(batch, range(5)))], 0)
+        StreamWriter(write_options).commit([repeated], 0)
+    StreamWriter(write_options).commit([task(write_options, "v", *map(batch, range(5)))], 0)
     assert broker.values() == expected(5)
 
 
 def test_a_dead_replica_stands_for_its_broker(broker: Broker, tmp_path: Path) -> None:
     """Also beside another broker, and with whichever replica the hash chooses."""
     with BrokerProcess(tmp_path / "other") as other:
-        wanted = broker.options(addresses=f"{other.http_address},{broker.addresses}")
+        write_options = broker.options(addresses=f"{other.http_address},{broker.addresses}")
         dead = broker.cluster.http[broker.kill_primary()]
         names = (f"query {number}" for number in range(1000))
-        name = next(n for n in names if broker_for(n, wanted.addresses) == dead)
+        name = next(n for n in names if broker_for(n, write_options.addresses) == dead)
         place = BatchId(name, 0)
-        staged = sink._staged(wanted, "t", place, iter([batch(0)]))
-        StreamWriter(wanted).commit([staged], 0)
+        staged = sink._staged(write_options, "t", place, iter([batch(0)]))
+        StreamWriter(write_options).commit([staged], 0)
         assert broker.values() == expected(1)
-        found = find_broker(other.http_address, wanted.addresses, None, 1000)
-        assert found == ((other.tcp_address,), "")
+        found_broker = find_broker(other.http_address, write_options.addresses, None, 1000)
+        assert found_broker == ((other.tcp_address,), "")
 
 
 def test_a_write_asks_again_for_replicas_while_it_reaches_none(
@@ -209,9 +211,9 @@ def test_a_write_asks_again_for_replicas_while_it_reaches_none(
     answers: list[FoundBroker] = []
 
     def find(*arguments: Any) -> FoundBroker:
-        found = find_broker(*arguments)
+        found_broker = find_broker(*arguments)
         dead = f"127.0.0.1:{free_port()}"
-        answers.append(found if answers else FoundBroker((dead,), found.broker_id))
+        answers.append(found_broker if answers else FoundBroker((dead,), found_broker.broker_id))
         return answers[-1]
 
     monkeypatch.setattr(broker_transaction, "find_broker", find)
@@ -223,20 +225,20 @@ def test_a_write_asks_again_for_replicas_while_it_reaches_none(
 
 def test_a_batch_query_reads_while_a_replica_is_down(broker: Broker) -> None:
     """Also after the others were started again, since when it has not been seen."""
-    wanted = broker.options()
-    StreamWriter(wanted).commit([task(wanted, "t", batch(0))], 0)
+    write_options = broker.options()
+    StreamWriter(write_options).commit([task(write_options, "t", batch(0))], 0)
     broker.fail_over_to(broker.kill_standbys())
-    found = [row["value"].decode() for row in rows_at(broker.addresses, "t")]
-    assert found == expected(1)
+    values = [row["value"].decode() for row in rows_at(broker.addresses, "t")]
+    assert values == expected(1)
 
 
 def test_a_lookup_daemon_finds_the_primary(tmp_path: Path, loop: Loop) -> None:
     with LookupProcess(tmp_path / "lookup") as lookup:
-        known = f"--lookupd-tcp-address={lookup.tcp_address}"
-        with closing(Broker(tmp_path, loop, known)) as broker:
-            given = {"lookup": lookup.http_address, "broker": "broker-1", "topic": "t"}
-            wanted = WriteOptions.parse(given, "stream")
-            staged = task(wanted, "t", batch(0))
+        lookup_flag = f"--lookupd-tcp-address={lookup.tcp_address}"
+        with closing(Broker(tmp_path, loop, lookup_flag)) as broker:
+            texts = {"lookup": lookup.http_address, "broker": "broker-1", "topic": "t"}
+            write_options = WriteOptions.parse(texts, "stream")
+            staged = task(write_options, "t", batch(0))
             broker.kill_primary()
-            StreamWriter(wanted).commit([staged], 0)
+            StreamWriter(write_options).commit([staged], 0)
             assert broker.values() == expected(1)

@@ -67,20 +67,20 @@ class Files:
     def audit(self) -> Audit:
         """Return the audit of the files."""
         bases = sorted(self.segments)
-        places = tuple(
+        segments = tuple(
             ListedSegment(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", None)
             for base in bases
         )
-        survey = Survey(BROKER, "there", places, self.checkpoint, is_running=False)
+        survey = Survey(BROKER, "there", segments, self.checkpoint, is_running=False)
         facts: list[Fact] = checkpoint_facts(survey)
-        for place in places:
-            data = memoryview(bytes(self.segments[place.base]))
-            facts += facts_of(BROKER, walk(data, place.base), last=place.last)
+        for segment in segments:
+            data = memoryview(bytes(self.segments[segment.base]))
+            facts += facts_of(BROKER, walk(data, segment.base), last=segment.last)
         extents = extents_of([survey], [fact for fact in facts if not fact.topic])
         by_topic: dict[int, list[Fact]] = defaultdict(list)
         for fact in facts:
             by_topic[fact.topic].append(fact)
-        books = [QueueAudit(extents[BROKER], found) for topic, found in by_topic.items() if topic]
+        books = [QueueAudit(extents[BROKER], own) for topic, own in by_topic.items() if topic]
         findings = [finding for book in books for finding in book.findings]
         findings += unexplained(extents, findings)
         lines = [line for book in books for line in book.lines.values()]

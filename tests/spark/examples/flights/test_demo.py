@@ -43,7 +43,7 @@ def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def processes_of(folder: Path) -> list[str]:
     """The command lines of all processes that have to do with the folder."""
-    found = []
+    commands = []
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline()
@@ -51,8 +51,8 @@ def processes_of(folder: Path) -> list[str]:
         except psutil.Error:
             continue  # It has just ended, or is another user's.
         if any(str(folder) in text for text in named):
-            found.append(" ".join(arguments))
-    return found
+            commands.append(" ".join(arguments))
+    return commands
 
 
 def all_end(folder: Path) -> bool:
@@ -64,9 +64,9 @@ def all_end(folder: Path) -> bool:
 
 
 def number(output: str, label: str) -> int:
-    found = re.search(rf"│ {re.escape(label)} +│ +([\d,]+) │", output)
-    assert found, f"no {label!r} in:\n{output}"
-    return int(found[1].replace(",", ""))
+    cell = re.search(rf"│ {re.escape(label)} +│ +([\d,]+) │", output)
+    assert cell, f"no {label!r} in:\n{output}"
+    return int(cell[1].replace(",", ""))
 
 
 @pytest.mark.slow

@@ -125,9 +125,9 @@ def test_a_table_of_delta_of_every_topic_that_matches(
         topics=(), topic_pattern=r"t\..*", format="delta", channel="", group="archive"
     )
     assert [archive(options, spark).rows for _ in range(2)] == [2, 0]
-    found = DeltaTable(options.out).to_pyarrow_table()
-    assert sorted(found["topic"].to_pylist()) == ["t.one", "t.two"]
-    assert sorted(found["value"].to_pylist()) == [b"t.one", b"t.two"]
+    rows = DeltaTable(options.out).to_pyarrow_table()
+    assert sorted(rows["topic"].to_pylist()) == ["t.one", "t.two"]
+    assert sorted(rows["value"].to_pylist()) == [b"t.one", b"t.two"]
 
 
 def test_a_missing_column_is_reported(spark: SparkSession, options: ArchiveOptions) -> None:
@@ -164,8 +164,10 @@ def test_a_running_job_is_scraped_and_stopped(
         while scraped.get("martlet_pipeline_rows_total") != 7 and time.monotonic() < deadline_s:
             with suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics") as answer:
                 families = text_string_to_metric_families(answer.read().decode())
-                found = (sample for family in families for sample in family.samples)
-                scraped.update((each.name, each.value) for each in found if not each.labels)
+                samples = (sample for family in families for sample in family.samples)
+                scraped.update(
+                    (sample.name, sample.value) for sample in samples if not sample.labels
+                )
             if ended.wait(0.05):
                 return
         os.kill(os.getpid(), signal.SIGTERM)

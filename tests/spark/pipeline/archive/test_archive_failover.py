@@ -44,6 +44,6 @@ def test_each_message_is_archived_once_over_a_failover(
             process.kill()
             process.wait()
         loop.run(cluster.store.close())
-    found = ds.dataset(options.out, partitioning="hive").to_table(columns=["offset", "value"])
-    rows = sorted(zip(found["offset"].to_pylist(), found["value"].to_pylist(), strict=True))
+    table = ds.dataset(options.out, partitioning="hive").to_table(columns=["offset", "value"])
+    rows = sorted(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
     assert rows == [(n, b"%d" % n) for n in range(5500)]

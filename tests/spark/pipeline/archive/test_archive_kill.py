@@ -90,12 +90,12 @@ def end(processes: list[psutil.Process]) -> None:
 
 
 def named(part: str, processes: list[psutil.Process]) -> list[psutil.Process]:
-    found = []
+    matching = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             if part in process.name():
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def kill(victim: str, process: subprocess.Popen[str], broker: BrokerProcess) -> None:
@@ -116,9 +116,10 @@ def kill(victim: str, process: subprocess.Popen[str], broker: BrokerProcess) -> 
 
 
 def visible(out: Path) -> list[int]:
-    found = ds.dataset(out, partitioning="hive").to_table(columns=["offset"])["offset"].to_pylist()
-    assert len(set(found)) == len(found), "a reader sees messages twice"
-    return sorted(found)
+    table = ds.dataset(out, partitioning="hive").to_table(columns=["offset"])
+    offsets: list[int] = table["offset"].to_pylist()
+    assert len(set(offsets)) == len(offsets), "a reader sees messages twice"
+    return sorted(offsets)
 
 
 def test_each_message_is_archived_once_whichever_process_is_killed(tmp_path: Path) -> None:
@@ -143,11 +144,11 @@ def test_each_message_is_archived_once_whichever_process_is_killed(tmp_path: Pat
         )
         assert done.returncode == 0, done.stderr
         assert feed.count > 0
-    found = visible(out)
-    assert len(found) >= feed.count
-    assert found == list(range(len(found)))
+    offsets = visible(out)
+    assert len(offsets) >= feed.count
+    assert offsets == list(range(len(offsets)))
     everything = f"read_parquet('{out}/**/*.parquet', hive_partitioning = true)"
     counted = duckdb.sql(f"SELECT count(*), count(DISTINCT value) FROM {everything}")
     assert counted is not None
-    assert counted.fetchall() == [(len(found), feed.count)]
+    assert counted.fetchall() == [(len(offsets), feed.count)]
     assert not list((out / "_martlet").glob("staged/*/*"))

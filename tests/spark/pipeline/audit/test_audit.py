@@ -87,15 +87,15 @@ def test_a_log_is_clean_after_a_kill_and_its_counts_are_reported(
     stopped: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    code, found = audited(capsys, data_paths=(str(stopped),), out=str(out))
-    assert (code, found["findings"]) == (OK, [])
-    (row,) = found["totals"]
+    code, result = audited(capsys, data_paths=(str(stopped),), out=str(out))
+    assert (code, result["findings"]) == (OK, [])
+    (row,) = result["totals"]
     assert (row["topic"], row["channel"], row["published"]) == ("orders", "billing", 1200)
     assert (row["finished"], row["open"]) == (700, 500)
     assert row["requeued"] >= 1
     assert row["delivered"] >= 701
     assert row["p50_ms"] <= row["p99_ms"]
-    assert json.loads((out / "audit.json").read_text())["totals"] == found["totals"]
+    assert json.loads((out / "audit.json").read_text())["totals"] == result["totals"]
     page = (out / "audit.html").read_text()
     assert all(part in page for part in ("nothing is lost", "<svg", "orders"))
 
@@ -109,10 +109,10 @@ def test_a_cut_segment_is_named_and_ends_with_3(
     path = sorted((folder / "log").glob("*.log"))[-2]
     with path.open("r+b") as file:
         file.truncate(SEGMENT_BYTES // 2)
-    code, found = audited(capsys, data_paths=(str(folder),))
+    code, result = audited(capsys, data_paths=(str(folder),))
     assert code == LOSS
-    lost = next(finding for finding in found["findings"] if finding["kind"] == "lost")
-    assert (lost["topic"], found["lost"] > 0) == ("orders", True)
+    lost = next(finding for finding in result["findings"] if finding["kind"] == "lost")
+    assert (lost["topic"], result["lost"] > 0) == ("orders", True)
     assert any(place["file"] == f"log/{path.name}" for place in lost["places"])
 
 
@@ -123,9 +123,9 @@ def test_a_running_broker_is_audited_over_http(spark: SparkSession, tmp_path: Pa
         # As on a machine where there is another broker's folder under the same path.
         identity = tmp_path / "data" / "broker.json"
         identity.write_text(json.dumps({"broker": "another", "version": 1}))
-        found = audit(AuditOptions(addresses=(broker.http_address,)), spark)
-    assert not found.findings
-    assert [row["published"] for row in found.totals()] == [500]
+        result = audit(AuditOptions(addresses=(broker.http_address,)), spark)
+    assert not result.findings
+    assert [row["published"] for row in result.totals()] == [500]
 
 
 @pytest.mark.usefixtures("spark")
@@ -133,9 +133,9 @@ def test_what_a_filter_rejects_counts_as_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "broker"
-    wanted = "region = 'eu'"
+    condition = "region = 'eu'"
     with BrokerProcess(folder, "--journal-interval=10ms", "--retention=1h") as broker:
-        with Consumer("orders", "billing", broker.tcp_address, filter=wanted):
+        with Consumer("orders", "billing", broker.tcp_address, filter=condition):
             pass
         with Producer(broker.tcp_address) as producer:
             for start in range(0, 300, 100):
@@ -147,9 +147,9 @@ def test_what_a_filter_rejects_counts_as_finished(
         broker.restart()
         consume(broker, 1)
         broker.stop()
-    code, found = audited(capsys, data_paths=(str(folder),))
-    assert (code, found["findings"]) == (OK, [])
-    (row,) = found["totals"]
+    code, result = audited(capsys, data_paths=(str(folder),))
+    assert (code, result["findings"]) == (OK, [])
+    (row,) = result["totals"]
     assert (row["published"], row["finished"], row["filtered"], row["open"]) == (153, 153, 150, 0)
     assert carry_out(JOB, AuditOptions(data_paths=(str(folder),))) == OK
     assert "filtered" in capsys.readouterr().out.splitlines()[-4]

@@ -94,19 +94,19 @@ def test_dead_letters_are_grouped_shown_redriven_and_dropped(
 ) -> None:
     first, second = brokers
     options = DeadLetterJobOptions(addresses=(first.http_address, second.http_address))
-    found = dead_letters(options, spark=spark)
-    assert found.count == 43
-    assert found.groups[-1]["count"] == 10  # the largest first
-    assert sorted((row["error"], row["count"]) for row in found.groups) == [
+    grouped = dead_letters(options, spark=spark)
+    assert grouped.count == 43
+    assert grouped.groups[-1]["count"] == 10  # the largest first
+    assert sorted((row["error"], row["count"]) for row in grouped.groups) == [
         ("KeyError: no x #", 11),
         ("KeyError: no y #", 11),
         ("ValueError: no x #", 11),
         ("ValueError: no y #", 10),
     ]
-    assert {(row["reason"], row["topic"], row["channel"]) for row in found.groups} == {
+    assert {(row["reason"], row["topic"], row["channel"]) for row in grouped.groups} == {
         ("rejected", "orders", "mail")
     }
-    assert all(row["oldest"] <= row["newest"] for row in found.groups)
+    assert all(row["oldest"] <= row["newest"] for row in grouped.groups)
 
     some = options.replace(
         action="redrive", where="error LIKE 'KeyError%' AND number < 10", json_schema="number INT"

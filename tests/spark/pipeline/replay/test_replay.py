@@ -73,8 +73,8 @@ def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
     step.write_text(json.dumps(state))
     assert replay(options, spark=spark) == Replayed(1000, 450, 0)
     assert replay(options, spark=spark) == Replayed(0, 0, 0, sent_before_count=450)
-    wanted = [number for number in range(100, COUNT) if number % 2]
-    assert numbers_of(spark, broker, "again-past") == wanted
+    expected = [number for number in range(100, COUNT) if number % 2]
+    assert numbers_of(spark, broker, "again-past") == expected
 
     with pytest.raises(JobFailed, match="another --where; give it a folder"):
         replay(options.replace(where="kind = 'even'"), spark=spark)
@@ -144,8 +144,8 @@ def test_fields_that_are_called_as_columns_of_the_source_are_not_taken_for_them(
         checkpoint=str(tmp_path / "topic"),
     )
     assert replay(options, spark=spark).sent_count == 4
-    wanted = [clashing(number) for number in (3, 5, 7, 9)]
-    assert [row["value"] for row in rows_of(spark, broker, "clash-again")] == wanted
+    expected = [clashing(number) for number in (3, 5, 7, 9)]
+    assert [row["value"] for row in rows_of(spark, broker, "clash-again")] == expected
     out = str(tmp_path / "archive")
     archive.JOB.work(
         ArchiveOptions(
@@ -158,7 +158,7 @@ def test_fields_that_are_called_as_columns_of_the_source_are_not_taken_for_them(
     options = options.replace(**past, checkpoint=str(tmp_path / "archived"))
     assert replay(options, spark=spark).sent_count == 4
     # Written anew of the fields, and of nothing that the folders are named by.
-    assert [row["value"] for row in rows_of(spark, broker, "clash-archived")] == wanted
+    assert [row["value"] for row in rows_of(spark, broker, "clash-archived")] == expected
 
 
 def test_a_recreated_topic_is_not_replayed(

@@ -47,12 +47,12 @@ def test_the_page_of_a_report_is_shown_by_the_admin_page(
             for minute in range(5)
             for country in ("NL", "NL", "BE", HOSTILE)
         ]
-        publish(broker.http_address, "orders", [each.encode() for each in bodies])
+        publish(broker.http_address, "orders", [text.encode() for text in bodies])
         options = LiveReportOptions(
             addresses=(broker.http_address,), once=True, console=False, page=str(file)
         )
         report(options, parse(DESCRIPTION), spark=spark)
-        shown = asyncio.run(_look(broker.http_address, file))
+        shown = asyncio.run(_read_pages(broker.http_address, file))
     assert shown["link"] == "Orders by country"
     assert shown["title"] == "Orders by country"
     assert shown["problems"] == []
@@ -62,7 +62,7 @@ def test_the_page_of_a_report_is_shown_by_the_admin_page(
     assert not shown["is_too_wide"]
 
 
-async def _look(broker: str, file: Path) -> dict[str, Any]:
+async def _read_pages(broker: str, file: Path) -> dict[str, Any]:
     """Go to the page from the list of jobs, on a narrow screen."""
     problems: list[str] = []
     async with (
@@ -85,7 +85,7 @@ async def _look(broker: str, file: Path) -> dict[str, Any]:
         text = await link.inner_text()
         await link.click()
         await tab.locator("h1").wait_for()
-        found = {
+        shown = {
             "link": text,
             "title": await tab.locator("h1").first.inner_text(),
             "text": await tab.locator("body").inner_text(),
@@ -95,4 +95,4 @@ async def _look(broker: str, file: Path) -> dict[str, Any]:
             "problems": problems,
         }
         await browser.close()
-    return found
+    return shown

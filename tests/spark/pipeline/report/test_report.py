@@ -90,8 +90,8 @@ def test_figures_are_counted_by_window_and_group_and_final_ones_shown_once(
     publish(broker.http_address, "orders", [order(31, minute=0)])
     shown = report(options, parse(DESCRIPTION), spark=spark)["sales"]
 
-    found = spark.read.parquet(f"{options.parquet}/sales").orderBy("window_start", "country")
-    counts = [(row.country, row["count"]) for row in found.collect()]
+    final_rows = spark.read.parquet(f"{options.parquet}/sales").orderBy("window_start", "country")
+    counts = [(row.country, row["count"]) for row in final_rows.collect()]
     assert counts == [("BE", 3), ("NL", 31), ("NL", 1)]
     assert {(row["country"], row["window_start"]) for row in shown} == {
         ("NL", START),
@@ -108,8 +108,8 @@ def test_a_custom_query(spark: SparkSession, broker: BrokerProcess) -> None:
     publish(broker.http_address, "words", [b"a", b"b", b"a"])
     options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql="given below")
     sql = "SELECT CAST(value AS STRING) AS word, count(*) AS times FROM messages GROUP BY 1"
-    found = report(options, of_sql(sql, topics=("words",), mode="complete"), spark=spark)
-    assert sorted((row["word"], row["times"]) for row in found["report"]) == [("a", 2), ("b", 1)]
+    boards = report(options, of_sql(sql, topics=("words",), mode="complete"), spark=spark)
+    assert sorted((row["word"], row["times"]) for row in boards["report"]) == [("a", 2), ("b", 1)]
 
 
 def test_rows_of_a_query_are_identified_by_its_grouping(
@@ -130,8 +130,8 @@ def test_rows_of_a_query_are_identified_by_its_grouping(
     publish(broker.http_address, "dice", [b".", b"...", b".."])
     report(options, parse(counted), spark=spark)
     publish(broker.http_address, "dice", [b"..."])
-    found = report(options, parse(counted), spark=spark)
-    rolls = [(row["eyes"], row["times"]) for row in found["rolls"]]
+    boards = report(options, parse(counted), spark=spark)
+    rolls = [(row["eyes"], row["times"]) for row in boards["rolls"]]
     assert sorted(rolls) == [(1, 1), (2, 1), (3, 2)]
 
     # Its counts would be of both.

@@ -114,8 +114,8 @@ def seen(folder: Path) -> list[int]:
     """The offsets that a reader who knows nothing of commits finds."""
     if not any(folder.rglob("hour=*/*.parquet")):
         return []
-    found = ds.dataset(folder, partitioning="hive").to_table(columns=["offset"])
-    return sorted(found["offset"].to_pylist())
+    offsets = ds.dataset(folder, partitioning="hive").to_table(columns=["offset"])
+    return sorted(offsets["offset"].to_pylist())
 
 
 def begun(store: Store) -> ParquetTable:
@@ -135,8 +135,8 @@ def test_a_batch_is_there_once_it_is_committed(tmp_path: Path) -> None:
     assert seen(tmp_path) == list(range(9))
     assert table.position() == {KEY: 9}
     assert store.files("_martlet/staged", recursive=True) == {}
-    found = ds.dataset(tmp_path, partitioning="hive").to_table().to_pydict()
-    assert set(found["hour"]) == {(500_000 + number) % 24 for number in range(3)}
+    rows = ds.dataset(tmp_path, partitioning="hive").to_table().to_pydict()
+    assert set(rows["hour"]) == {(500_000 + number) % 24 for number in range(3)}
 
 
 def test_a_commit_that_is_killed_at_any_step_is_whole_after_the_next_start(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def begun(writing: Writing) -> DeltaTable:
 
 
 def seen(writing: Writing) -> list[int]:
-    found: list[int] = Reader(writing.location).to_pyarrow_table()["offset"].to_pylist()
-    return sorted(found)
+    offsets: list[int] = Reader(writing.location).to_pyarrow_table()["offset"].to_pylist()
+    return sorted(offsets)
 
 
 def test_a_batch_and_how_far_it_goes_are_committed_together(writing: Writing) -> None:

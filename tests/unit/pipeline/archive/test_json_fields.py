@@ -17,9 +17,9 @@ UTC_US = pa.timestamp("us", "UTC")
 
 def parse(bodies: list[bytes], fields: pa.Schema = FIELDS) -> list[tuple[Any, ...]]:
     """Rows of the fields, and behind them the corrupt text and bytes."""
-    found = JsonFields(fields).parse(pa.array(bodies, pa.binary()))
-    columns = [*found.columns, found.corrupt, found.values]
-    assert [column.type for column in found.columns] == fields.types
+    parsed = JsonFields(fields).parse(pa.array(bodies, pa.binary()))
+    columns = [*parsed.columns, parsed.corrupt, parsed.values]
+    assert [column.type for column in parsed.columns] == fields.types
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 

@@ -40,7 +40,9 @@ class SmallStore(LocalStore):
 
 def messages(first: int, customers: list[str], city: str) -> pa.RecordBatch:
     count = len(customers)
-    bodies = [json.dumps({"customer": each, "city": city, "id": 1}).encode() for each in customers]
+    bodies = [
+        json.dumps({"customer": customer, "city": city, "id": 1}).encode() for customer in customers
+    ]
     columns: dict[str, list[object]] = {name: [None] * count for name in source_schema().names}
     columns |= {"value": list(bodies), "topic": ["t"] * count, "partition": [0] * count}
     columns |= {"offset": list(range(first, first + count)), "timestamp": [10**15] * count}
@@ -67,8 +69,8 @@ def rows(root: Path) -> list[dict[str, object]]:
     values = pa.schema([(name, pa.string()) for name in SHAPE.partition_by])
     schema = pa.schema([*SHAPE.file_schema, *long, *values])
     partitioning = ds.partitioning(values, flavor="hive")
-    found = ds.dataset(root, schema, partitioning=partitioning, exclude_invalid_files=True)
-    return sorted(found.to_table().to_pylist(), key=lambda row: int(str(row["_offset"])))
+    dataset = ds.dataset(root, schema, partitioning=partitioning, exclude_invalid_files=True)
+    return sorted(dataset.to_table().to_pylist(), key=lambda row: int(str(row["_offset"])))
 
 
 @pytest.mark.parametrize("value", [*UNWRITABLE, *STRANGE])
@@ -76,13 +78,13 @@ def test_any_value_is_archived_with_the_others_of_its_batch(value: str, tmp_path
     store = LocalStore(tmp_path)
     archive(store, "first", ["good", value, "fine"])
     archive(store, "second", ["later", value])
-    found = rows(tmp_path)
-    assert [row["_offset"] for row in found] == [0, 1, 2, 3, 4]
-    assert [row["customer"] for row in found][::2] == ["good", "fine", found[1]["customer"]]
+    archived = rows(tmp_path)
+    assert [row["_offset"] for row in archived] == [0, 1, 2, 3, 4]
+    assert [row["customer"] for row in archived][::2] == ["good", "fine", archived[1]["customer"]]
     is_short = len(folder_of({"customer": value}).encode()) > MAX_NAME_BYTES
-    assert found[1][f"{LONG}customer"] == (value if is_short else None)
+    assert archived[1][f"{LONG}customer"] == (value if is_short else None)
     if is_short:
-        assert found[1]["customer"] == shortened(value)
+        assert archived[1]["customer"] == shortened(value)
 
 
 def test_an_archive_that_an_older_version_could_not_complete_continues(
@@ -104,17 +106,17 @@ def test_an_archive_that_an_older_version_could_not_complete_continues(
             archive(store, "second", customers)
     archive(store, "third", ["later"])
     archive(store, "fourth", ["last"])
-    found = rows(tmp_path)
-    customers_read = [row[f"{LONG}customer"] or row["customer"] for row in found]
+    archived = rows(tmp_path)
+    customers_read = [row[f"{LONG}customer"] or row["customer"] for row in archived]
     assert customers_read == ["before", *customers, "later", "last"]
 
 
 def test_several_columns_are_shortened_until_the_path_fits(tmp_path: Path) -> None:
     store = SmallStore(tmp_path)
     archive(store, "first", ["c" * 180, "short"], city="d" * 200)
-    found = rows(tmp_path)
-    assert [row["city"] for row in found] == [shortened("d" * 200), "d" * 200]
-    assert [row["customer"] for row in found] == ["c" * 180, "short"]
+    archived = rows(tmp_path)
+    assert [row["city"] for row in archived] == [shortened("d" * 200), "d" * 200]
+    assert [row["customer"] for row in archived] == ["c" * 180, "short"]
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_its_commit(tmp_path: Path) -> None:

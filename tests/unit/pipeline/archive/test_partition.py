@@ -20,8 +20,8 @@ def table(hours: list[int], **fields: pa.Array) -> pa.Table:
 
 def divided(rows: pa.Table, *names: str) -> dict[str, list[int]]:
     fields = frozenset(names) & set(rows.column_names)
-    found = Partitioning(names, fields, "timestamp").divide(rows, "t")
-    return {folder_of(values): part["number"].to_pylist() for values, part in found}
+    groups = Partitioning(names, fields, "timestamp").divide(rows, "t")
+    return {folder_of(values): part["number"].to_pylist() for values, part in groups}
 
 
 def test_by_topic_date_and_hour_in_utc() -> None:
@@ -66,8 +66,8 @@ def test_escaped_values_are_read_back(tmp_path: object) -> None:
     for value in values:
         folder = f"{tmp_path}/{folder_of({'c': value})}"
         pq.write_to_dataset(pa.table({"n": [1]}), folder)
-    found = ds.dataset(str(tmp_path), partitioning="hive").to_table()
-    assert sorted(found["c"].to_pylist()) == sorted(values)
+    rows = ds.dataset(str(tmp_path), partitioning="hive").to_table()
+    assert sorted(rows["c"].to_pylist()) == sorted(values)
 
 
 def test_far_too_many_folders_are_refused() -> None:

@@ -94,11 +94,11 @@ def test_an_archive(store: Store) -> None:
     table = ParquetTable(store)
     table.begin("next")
     assert table.position() == {KEY: 11}
-    found: list[int] = []
+    offsets: list[int] = []
     for name in table.files(recursive=True):
         with store.system.open_input_file(store.path(name)) as file:
-            found += pq.read_table(file, partitioning=None)["offset"].to_pylist()
-    assert sorted(found) == list(range(11))
+            offsets += pq.read_table(file, partitioning=None)["offset"].to_pylist()
+    assert sorted(offsets) == list(range(11))
     rows = ds.dataset(store.root, filesystem=store.system, partitioning="hive", format="parquet")
     assert rows.count_rows() == 11
     assert store.files("_martlet/staged", recursive=True) == {}
