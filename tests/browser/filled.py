@@ -85,7 +85,7 @@ async def _letters(admin: Admin, broker: Broker) -> None:
 
 
 async def _count(admin: Admin) -> int:
-    return sum(each.count for each in (await admin.dead_letters.list()).joined())
+    return sum(topic.count for topic in (await admin.dead_letters.list()).joined())
 
 
 def job_page(folder: Path) -> str:

@@ -75,26 +75,28 @@ PATHS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def brokers() -> AsyncIterator[list[Broker]]:
-    async with filled_brokers() as found:
-        yield found
+    async with filled_brokers() as started:
+        yield started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def page(
     brokers: list[Broker], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Page]:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     jobs = (job_page(tmp_path_factory.mktemp("jobs")),)
-    async with page_of(addresses, job_pages=jobs) as found:
-        yield found
+    async with page_of(addresses, job_pages=jobs) as page:
+        yield page
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Any]:
     async with playwright.async_playwright() as started:
-        found = await started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield found
-        await found.close()
+        started_browser = await started.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox"]
+        )
+        yield started_browser
+        await started_browser.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -186,7 +188,7 @@ async def test_a_message_that_is_being_written_stays(
         await publish(brokers[0], "orders", 1)
         await playwright.expect(count).not_to_have_text(before)
         assert await tab.get_by_label("Body").input_value() == "half a body"
-        chosen = sorted(f"http://{each.http_address}" for each in brokers)[1]
+        chosen = sorted(f"http://{broker.http_address}" for broker in brokers)[1]
         assert await tab.get_by_label("Broker").input_value() == chosen
         assert await tab.evaluate("document.activeElement.name") == "tag"
         await tab.locator(".plot canvas").wait_for()
@@ -246,11 +248,11 @@ async def test_a_plot_of_few_values_shows_them(browser: Any, page: Page, name: s
                 pass
         labels = await tab.evaluate("window.labels")
         assert texts <= set(labels)
-        times = [each for each in labels if ":" in each]
+        times = [label for label in labels if ":" in label]
         assert len(set(times)) == len(times)
         assert len(times) <= 20
         pixels = await tab.evaluate(PIXELS, COLOURS)
-        assert all(pixels[each] > 3 for each in seen), pixels
+        assert all(pixels[colour] > 3 for colour in seen), pixels
 
 
 async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:
@@ -318,13 +320,13 @@ async def test_without_javascript(browser: Any, page: Page) -> None:
 async def test_what_strangers_write_runs_nothing(
     browser: Any, page: Page, brokers: list[Broker]
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     text = EVIL + "\0\x1b[31m'"
     async with (
         consumer_of(brokers[0], client_id=text, hostname=text, user_agent=text),
         tab_of(browser, page) as tab,
     ):
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("request", lambda request: requests.append(request.url))
         await tab.goto("/topics/orders/work")
         cell = tab.locator("tbody th", has_text="<script>")
         await cell.wait_for()
@@ -338,16 +340,16 @@ async def test_what_strangers_write_runs_nothing(
         await tab.goto("/topics?q=" + "%3Cscript%3Epwned%3D1%3C%2Fscript%3E&notice=%3Cb%3Eevil")
         assert await tab.locator("h1").all_inner_texts() == ["Topics"]
         assert await tab.evaluate("typeof pwned") == "undefined"
-    assert not [url for url in asked if "evil" in url.partition("?")[0] or url.endswith("/x")]
+    assert not [url for url in requests if "evil" in url.partition("?")[0] or url.endswith("/x")]
 
 
 async def test_no_page_takes_a_text_for_html(
     browser: Any, page: Page, paths: dict[str, str]
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     shown = ""
     async with tab_of(browser, page) as tab:
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("request", lambda request: requests.append(request.url))
         for name, path in paths.items():
             await tab.goto(path)
             assert await tab.locator("h1").count() == 1, name
@@ -356,7 +358,7 @@ async def test_no_page_takes_a_text_for_html(
     assert shown.count("<script>pwned=1</script>") >= 6
     assert "\u202eabc" not in shown
     assert "\\u202eabc" in shown
-    assert not [url for url in asked if "evil" in url.partition("?")[0] or url.endswith("/x")]
+    assert not [url for url in requests if "evil" in url.partition("?")[0] or url.endswith("/x")]
 
 
 async def test_the_keyboard_redrives_a_letter(browser: Any, page: Page) -> None:
@@ -402,9 +404,9 @@ async def test_no_serious_fault_of_access(
             await tab.goto(path)
             results = await checker.run(tab)
             faults += [
-                (name, each["id"], each["nodes"][0]["html"])
-                for each in results.response["violations"]
-                if each["impact"] in ("serious", "critical")
+                (name, violation["id"], violation["nodes"][0]["html"])
+                for violation in results.response["violations"]
+                if violation["impact"] in ("serious", "critical")
             ]
             wide = await tab.evaluate("document.documentElement.scrollWidth > innerWidth")
             assert not wide, f"{name} must be scrolled sideways"

@@ -5,7 +5,7 @@
     brokers  <- /stats, once for all tabs -  collector -> CountHistory, ClusterView
                                                  |
     browser  -- GET page ------------------>  pages: HTML from a template
-             <- the same region again ------  live: server-sent events, after each look
+             <- the same region again ------  live: server-sent events, after each poll
              -- POST form ------------------>  actions -> martlet.client.Admin -> audit
     scripts  -- /api/* -------------------->  nsqadmin: its routes and answers
 

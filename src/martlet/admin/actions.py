@@ -1,27 +1,37 @@
 """Actions: what a user can do, each with its confirmation and its line of audit.
 
-An action's preview says what it would change, and the form that confirms it has the fields that the
-preview was of. Actions on topics and channels are here, under nsqadmin's names where nsqadmin has
-them; `martlet.admin.pages` has the others, and `martlet.admin.forms` the pages around all of them.
+A form posts to ``/act`` with the name of the action. An action that destroys something goes through
+``/confirm`` first: a page that says what will happen, with numbers that were read for it, and that
+wants a name typed where much is at stake. Its form has the fields that the preview was of.
+
+Actions on topics and channels are here, under nsqadmin's names where nsqadmin has them;
+`martlet.admin.pages` has the others, and the table of all.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 from aiohttp import web
 from multidict import MultiDict
 
+from martlet.admin import shown
 from martlet.admin.cluster import ChannelTotals
-from martlet.admin.guard import user_of
-from martlet.admin.inputs import MAX_CHOSEN, ActionRefused, Inputs
+from martlet.admin.guard import RefusalReason, user_of
+from martlet.admin.inputs import MAX_CHOSEN, ActionRefused, Form, Inputs, quoted
+from martlet.admin.site import SITE, Site
+from martlet.admin.undos import Undo
 from martlet.client.admin import Admin, AdminError, Answers
+from martlet.http_connection import body_timer
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.properties.model import MAX_PRIORITY
 from martlet.text import counted, parse_duration
 
+_MAX_NOTICE = 1000
 TYPED_FROM = 1000
 """From more messages on, the name must be typed before they are removed."""
 
@@ -55,7 +65,7 @@ class Action:
 
     Attributes:
         do: does it, and returns a sentence about it.
-        split: checks what was chosen, and returns the inputs of each part, done one by one.
+        split: checks what was chosen, and returns the inputs of each target, done one by one.
         is_confirmed: whether it is asked for first, and may want a name typed.
         counts: whether the preview counts messages of the view, which must be the newest.
         deletes: whether it deletes the topic or channel, so that its page is gone afterwards.
@@ -71,25 +81,136 @@ class Action:
     is_in_place: bool = False
 
 
-async def perform(request: web.Request, name: str, action: Action, parts: Sequence[Inputs]) -> str:
-    """Do an action in each part, whatever comes of the others; return a sentence about it.
+ACTIONS = web.AppKey("actions", Mapping[str, Action])
+"""All actions, by the names that forms send."""
+
+
+async def confirm(request: web.Request) -> web.StreamResponse:
+    """``/confirm``: what an action will do, before it is done."""
+    site, query = request.app[SITE], request.query
+    _check_role(request)
+    view = await site.collector.poll_now()
+    _, action = _action(request, query)
+    preview = await action.preview(Inputs(site, view, query))
+    replaced = {*preview.fields, "typed"}
+    fields = [field for field in query.items() if field[0] not in replaced]
+    return site.page(
+        request,
+        "confirm.html",
+        {
+            "title": preview.title,
+            "consequences": preview.lines,
+            "typed": preview.typed,
+            "fields": [*fields, *preview.fields.items()],
+            "button": preview.button if preview.is_possible and not preview.obstacle else "",
+            "obstacle": preview.obstacle,
+            "back": _back(site, query.get("back", "")),
+        },
+    )
+
+
+async def act(request: web.Request) -> web.StreamResponse:
+    """``/act``: do what a form says, and go back to its page."""
+    site = request.app[SITE]
+    form = await _form(request)
+    _check_role(request)
+    name, action = _action(request, form)
+    view = site.collector.view
+    if action.counts or form.get("broker", "") not in ("", *view.brokers):
+        view = await site.collector.poll_now()
+    inputs = Inputs(site, view, form, user_of(request).name)
+    targets = action.split(inputs)
+    if action.is_confirmed:
+        preview, typed = await action.preview(inputs), inputs.text("typed")
+        if preview.typed and typed != preview.typed:
+            raise ActionRefused(
+                f"{preview.button}: type {preview.typed!r} to confirm, and not {quoted(typed)}"
+            )
+    text = await perform(request, name, action, targets)
+    site.collector.poll_later(is_in_place=action.is_in_place)
+    back = _back(site, form.get("back", ""))
+    if action.deletes and urlsplit(back).path.startswith(tuple(map(_page_of, targets))):
+        back = site.url(
+            "/topics", *([targets[0].text("topic")] if targets[0].text("channel") else [])
+        )
+    joiner = "&" if "?" in back else "?"
+    raise web.HTTPSeeOther(f"{back}{joiner}{urlencode({'notice': text[:_MAX_NOTICE]})}")
+
+
+def _action(request: web.Request, fields: Form) -> tuple[str, Action]:
+    """Return the action that a form names."""
+    name, actions = fields.get("action", ""), request.app[ACTIONS]
+    if name not in actions:
+        raise ActionRefused(f"there is no action {quoted(name)}")
+    return name, actions[name]
+
+
+def is_multipart(request: web.Request) -> bool:
+    """Whether a request is a form that is read part by part."""
+    return request.path.endswith("/act") and request.content_type.startswith("multipart/")
+
+
+async def _form(request: web.Request) -> Form:
+    try:
+        async with body_timer(request):
+            form = await request.post()
+    except (ValueError, LookupError, AssertionError, RuntimeError) as error:  # by the kind of form
+        raise ActionRefused(f"the form cannot be read: {error}") from error
+    if not all(isinstance(value, str) for value in form.values()):
+        raise ActionRefused("an action takes no files")
+    return form  # type: ignore[return-value]
+
+
+def _check_role(request: web.Request) -> None:
+    site, user = request.app[SITE], user_of(request)
+    if not user.acts:
+        why = "this user may not act: see --admin-user and --read-only"
+        site.audit.refused(request, user, RefusalReason.ROLE, why)
+        raise web.HTTPForbidden(text=why)
+
+
+def _page_of(inputs: Inputs) -> str:
+    """Return the path of the page of a topic or channel."""
+    names = inputs.text("topic"), inputs.text("channel")
+    return inputs.site.url("/topics", *filter(None, names))
+
+
+def _back(site: Site, address: str) -> str:
+    """Return the page to go back to: one of this site's, whatever a form says."""
+    own = f"{site.prefix}/"
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return own
+    if parts.scheme or parts.netloc or "\\" in address or not parts.path.startswith(own):
+        return own
+    if parts.path.startswith("//"):
+        return own
+    query = "&".join(field for field in parts.query.split("&") if not field.startswith("notice="))
+    return parts.path + (f"?{query}" if query else "")
+
+
+async def perform(
+    request: web.Request, name: str, action: Action, targets: Sequence[Inputs]
+) -> str:
+    """Do an action on each target, whatever comes of the others; return a sentence about it.
 
     Args:
         request: of a user who may act.
         name: of the action.
-        action: to do; the audit has each part.
-        parts: what `Action.split` returned.
+        action: to do; the audit has each target.
+        targets: what `Action.split` returned.
 
     Raises:
         AdminError: no server did any of it.
         ActionRefused: a field is wrong.
     """
     texts, errors = [], []
-    for inputs in parts:
+    for inputs in targets:
         audit, user = inputs.site.audit, user_of(request)
-        topic = inputs.text("topic") or inputs.text("dead_letter_topic")
-        channel = inputs.text("channel") or inputs.text("group")
-        where = {"topic": topic, "channel": channel, "node": inputs.broker}
+        topic = inputs.text("dead_letter_topic")  # It is meant as a whole.
+        channel = "" if topic else inputs.text("channel") or inputs.text("group")
+        where = {"topic": topic or inputs.text("topic"), "channel": channel, "node": inputs.broker}
         try:
             text = await action.do(inputs)
         except AdminError as error:
@@ -182,18 +303,18 @@ class TopicChange:
         for name in (*topics, *([channel] if channel or self.of_channel else [])):
             if not is_valid_name(name):
                 raise ActionRefused(
-                    f"{name!r} is no name of a topic or channel, which has {NAME_RULE}"
+                    f"{quoted(name)} is no name of a topic or channel, which has {NAME_RULE}"
                 )
         if not inputs.broker and self.of_broker:
             raise ActionRefused("no broker was named that is to be hidden")
         if self.at_daemons and not inputs.site.options.lookupd_http_addresses:
             raise ActionRefused("this page asks no lookup daemon: see --lookup")
-        parts = []
+        targets = []
         for topic in dict.fromkeys(topics):
-            part = MultiDict(fields)
-            part.update(topic=topic, channel=channel)
-            parts.append(replace(inputs, fields=part))
-        return parts
+            target = MultiDict(fields)
+            target.update(topic=topic, channel=channel)
+            targets.append(replace(inputs, fields=target))
+        return targets
 
     async def _do(self, inputs: Inputs) -> str:
         topic, channel = inputs.text("topic"), inputs.text("channel")
@@ -212,7 +333,7 @@ class TopicChange:
         site = inputs.site
         if inputs.broker and not self.at_daemons:
             return inputs.admin
-        view = site.collector.places
+        view = site.collector.topology
         if not self.is_in_place or view is None:
             return site.admin
         lacking = view.lacking(inputs.text("topic"), inputs.text("channel"))
@@ -220,17 +341,17 @@ class TopicChange:
         return site.admin.at(*(url for url in named if url not in lacking)) if named else site.admin
 
     async def _preview(self, inputs: Inputs) -> Preview:
-        parts = self._split(inputs)
-        topic, channel = parts[0].text("topic"), parts[0].text("channel")
-        count = sum(map(self._waiting, parts)) if self.destroys else 0
-        if len(parts) > 1:
-            what = name = counted(len(parts), "topic")
+        targets = self._split(inputs)
+        topic, channel = targets[0].text("topic"), targets[0].text("channel")
+        count = sum(map(self._waiting, targets)) if self.destroys else 0
+        if len(targets) > 1:
+            what = name = counted(len(targets), "topic")
         else:
             what, name = subject(topic, channel), f"{topic} / {channel}" if channel else topic
         return Preview(
             title=f"{self.verb} {what}",
-            button=self._button(parts, what, count),
-            lines=self._lines(parts, topic, channel),
+            button=self._button(targets, what, count),
+            lines=self._lines(targets, topic, channel),
             typed=name if self.deletes or count > TYPED_FROM else "",
         )
 
@@ -243,21 +364,21 @@ class TopicChange:
         if not inputs.text("channel"):
             channels = channels if self.deletes else []
             count = sum(
-                each.depth for url, each in topic.nodes.items() if inputs.broker in ("", url)
+                node.depth for url, node in topic.nodes.items() if inputs.broker in ("", url)
             )
         return count + sum(
-            each.depth + each.in_flight_count + each.deferred_count
+            node.depth + node.in_flight_count + node.deferred_count
             for channel in channels
-            for url, each in channel.nodes.items()
+            for url, node in channel.nodes.items()
             if inputs.broker in ("", url)
         )
 
-    def _button(self, parts: Sequence[Inputs], what: str, count: int) -> str:
-        if parts[0].broker:
-            where = parts[0].broker.partition("://")[2]
+    def _button(self, targets: Sequence[Inputs], what: str, count: int) -> str:
+        if targets[0].broker:
+            where = targets[0].broker.partition("://")[2]
         else:
-            known = parts[0].view.topics
-            topics = [known[name] for each in parts if (name := each.text("topic")) in known]
+            totals = targets[0].view.topics
+            topics = [totals[name] for one in targets if (name := one.text("topic")) in totals]
             where = counted(len({url for topic in topics for url in topic.nodes}), "broker")
         if self.at_daemons:
             return f"{self.verb} {what} of {where}"
@@ -266,17 +387,17 @@ class TopicChange:
         some = counted(count, "message", form=",")
         return f"{self.verb} {f'{what} with {some}' if self.deletes else some} on {where}"
 
-    def _lines(self, parts: Sequence[Inputs], topic: str, channel: str) -> list[str]:
-        lines = [", ".join(each.text("topic") for each in parts)] if len(parts) > 1 else []
-        channels = [each for part in parts for each in _channels(part)] if self.destroys else []
+    def _lines(self, targets: Sequence[Inputs], topic: str, channel: str) -> list[str]:
+        lines = [", ".join(one.text("topic") for one in targets)] if len(targets) > 1 else []
+        channels = [totals for one in targets for totals in _channels(one)] if self.destroys else []
         if self.deletes and not channel and channels:
             count = counted(len(channels), "channel")
             lines.append(f"{count} and all policies are deleted, too; consumers are disconnected.")
-        if consumers := sum(each.counts.client_count for each in channels):
+        if consumers := sum(channel.counts.client_count for channel in channels):
             verb = "is" if consumers == 1 else "are"
             lines.append(f"{counted(consumers, 'consumer')} {verb} connected.")
         lines += [self.note] if self.note else []
-        if missing := ", ".join(each.address for each in parts[0].view.missing):
+        if missing := ", ".join(broker.address for broker in targets[0].view.missing):
             lines.append(
                 f"Nothing happens at {missing}: no answer, and messages there are not counted."
             )
@@ -287,7 +408,7 @@ def _channels(inputs: Inputs) -> list[ChannelTotals]:
     """Return the channel, or all of the topic."""
     topic = inputs.view.topics.get(inputs.text("topic"))
     channels = topic.channels.values() if topic else []
-    return [each for each in channels if inputs.text("channel") in ("", each.channel)]
+    return [channel for channel in channels if inputs.text("channel") in ("", channel.channel)]
 
 
 def _servers(urls: Sequence[str], daemons: Container[str]) -> str:
@@ -295,17 +416,14 @@ def _servers(urls: Sequence[str], daemons: Container[str]) -> str:
     brokers = [url for url in urls if url not in daemons]
     if len(brokers) == len(urls) == 1:
         return brokers[0].partition("://")[2]
-    parts = [counted(len(brokers), "broker")] if brokers else []
+    texts = [counted(len(brokers), "broker")] if brokers else []
     if len(urls) > len(brokers):
-        parts.append(counted(len(urls) - len(brokers), "lookup daemon"))
-    return " and ".join(parts)
+        texts.append(counted(len(urls) - len(brokers), "lookup daemon"))
+    return " and ".join(texts)
 
 
 async def _create_topic(admin: Admin, inputs: Inputs) -> Answers[Any]:
-    queues = inputs.text("queues")
-    if queues and not queues.isdecimal():
-        raise ActionRefused(f"{queues!r} is no number of queues: give one from 1 to 128")
-    return await admin.topics.create(inputs.text("topic"), int(queues) if queues else None)
+    return await admin.topics.create(inputs.text("topic"), inputs.number("queues") or None)
 
 
 async def _register(admin: Admin, inputs: Inputs) -> Answers[Any]:
@@ -326,7 +444,7 @@ async def _publish(admin: Admin, inputs: Inputs) -> Answers[Any]:
     for line in form.get("headers", "").splitlines():
         name, colon, value = line.partition(":")
         if line.strip() and not colon:
-            raise ActionRefused(f"a header is written name: value, and this line is {line!r}")
+            raise ActionRefused(f"a header is written name: value, and this line is {quoted(line)}")
         if colon:
             headers[name.strip()] = value.strip()
     defer = inputs.text("defer")
@@ -335,10 +453,10 @@ async def _publish(admin: Admin, inputs: Inputs) -> Answers[Any]:
     except ValueError as error:
         raise ActionRefused(f"deliver in: {error}") from None
     if defer_ns < 0:
-        raise ActionRefused(f"deliver in: {defer} is in the past")
+        raise ActionRefused(f"deliver in: {quoted(defer)} is in the past")
     for text in (form.get("tag", ""), form.get("order_key", ""), *headers, *headers.values()):
         if not text.isprintable():
-            raise ActionRefused(f"{text!r} has characters that a property cannot have")
+            raise ActionRefused(f"{quoted(text)} has characters that a property cannot have")
     # A browser ends the lines of a form with CR LF.
     return await admin.topics.publish(
         inputs.text("topic"),
@@ -355,8 +473,8 @@ async def _publish(admin: Admin, inputs: Inputs) -> Answers[Any]:
 def _priority(text: str) -> int | None:
     if not text:
         return None
-    if len(text) != 1 or not text.isdecimal():
-        raise ActionRefused(f"the priority {text!r}: it is 0 to {MAX_PRIORITY}")
+    if len(text) != 1 or not text.isascii() or not text.isdecimal():
+        raise ActionRefused(f"the priority {quoted(text)}: it is 0 to {MAX_PRIORITY}")
     return int(text)
 
 
@@ -417,4 +535,56 @@ _CHANGES["empty_channel"] = replace(
     note="What a Martlet broker empties can be put back for a time (--keep-emptied), on the page of"
     " the channel.",
 )
-TOPIC_ACTIONS: Mapping[str, Action] = {name: each.action() for name, each in _CHANGES.items()}
+
+
+# undo of an empty
+
+
+def _undo(inputs: Inputs) -> Undo:
+    undo = inputs.site.undos.get(inputs.number("undo"))
+    if undo is None or (undo.topic, undo.channel) != (
+        inputs.name("topic"),
+        inputs.name("channel"),
+    ):
+        raise ActionRefused("that was undone already, or too much was emptied since")
+    return undo
+
+
+async def _preview_restore(inputs: Inputs) -> Preview:
+    undo = _undo(inputs)
+    some = counted(undo.message_count, "message", form=",")
+    lines = [
+        f"They were emptied {shown.ago(undo.at_s)}. Consumers get them again, and with them what"
+        " they have received since then."
+    ]
+    if undo.until_s < time.time():
+        lines.append("Brokers have kept them until now without fail; some may be gone.")
+    return Preview(
+        title=f"Put {some} back into channel {undo.channel} of {undo.topic}",
+        button=f"Put back {some}",
+        lines=lines,
+    )
+
+
+async def _restore(inputs: Inputs) -> str:
+    undo = _undo(inputs)
+    undos, left = inputs.site.undos, set(undo.emptied)
+    undos.remove(undo)
+    try:
+        answers = await inputs.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
+        left = set(answers.failures)
+    finally:
+        undos.keep(undo, left)
+    count = sum(undo.emptied[url].depth for url in answers.values)
+    verb = "was" if count == 1 else "were"
+    text = f"{counted(count, 'message', form=',')} {verb} put back"
+    waiting = counted(sum(answers.values.values()), "message", form=",")
+    return with_failures(
+        f"{text} into channel {undo.channel} of {undo.topic}, which has {waiting} now", answers
+    )
+
+
+TOPIC_ACTIONS: Mapping[str, Action] = {
+    **{name: change.action() for name, change in _CHANGES.items()},
+    "restore_channel": Action(_preview_restore, _restore),
+}

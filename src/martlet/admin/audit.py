@@ -23,7 +23,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from io import TextIOWrapper
 from itertools import chain
 from logging.handlers import RotatingFileHandler
@@ -33,7 +32,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from martlet.admin.users import User
+from martlet.admin.guard import RefusalReason, User
 from martlet.options.admin import AdminOptions
 from martlet.private_files import private_opener
 
@@ -45,17 +44,6 @@ _TEXT_LENGTH = 500
 _MINUTE_S = 60
 _REFUSED = "refused"
 _IS_REFUSAL = f'"result": "{_REFUSED}"'
-
-
-class RefusalReason(StrEnum):
-    """Why a request was refused, without what the client made up."""
-
-    HOST = "host"
-    REPEATED_HEADER = "repeated header"
-    PASSWORD = "password"
-    MADE_UP_USER = "made-up user"
-    OTHER_SITE = "other site"
-    ROLE = "role"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +125,15 @@ class _AuditFile(RotatingFileHandler):
 
     def entries(self, count: int, *, are_refusals: bool) -> list[AuditEntry]:
         """Return the newest entries, the oldest of them first."""
-        found: list[str] = []
+        newest: list[str] = []
         for path in self.files():
             with path.open(encoding="utf-8", errors="replace") as lines:
                 # Files of earlier versions have both kinds. In a text a quote has a backslash.
-                wanted = (line for line in lines if (_IS_REFUSAL in line) is are_refusals)
-                found[:0] = deque(wanted, count - len(found))
-            if len(found) == count:
+                lines_of_kind = (line for line in lines if (_IS_REFUSAL in line) is are_refusals)
+                newest[:0] = deque(lines_of_kind, count - len(newest))
+            if len(newest) == count:
                 break
-        return list(self._read(found))
+        return list(self._read(newest))
 
     def _read(self, lines: Iterable[str]) -> Iterator[AuditEntry]:
         for line in lines:
@@ -253,8 +241,8 @@ class AuditLog:
     @property
     def entries(self) -> list[AuditEntry]:
         """The newest actions and the newest refusals, the oldest first."""
-        found = chain(self._actions.newest.values(), self._refusals.newest.values())
-        return sorted(found, key=lambda entry: entry.timestamp)
+        entries = chain(self._actions.newest.values(), self._refusals.newest.values())
+        return sorted(entries, key=lambda entry: entry.timestamp)
 
     def close(self) -> None:
         """Close the files."""

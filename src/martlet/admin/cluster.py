@@ -53,6 +53,11 @@ class ChannelTotals:
         return self.topic, self.channel
 
     @property
+    def failed_count(self) -> int:
+        """Requeued and timed-out deliveries."""
+        return self.counts.requeue_count + self.counts.timeout_count
+
+    @property
     def drain_s(self) -> float | None:
         """How long until the channel is empty at the present rates; None for never."""
         surplus = self.out_per_s - self.in_per_s
@@ -86,37 +91,33 @@ class TopicTotals:
     @property
     def total_depth(self) -> int:
         """Messages that wait in the topic and in all its channels."""
-        return self.depth + sum(each.counts.depth for each in self.channels.values())
+        return self.depth + sum(channel.counts.depth for channel in self.channels.values())
 
     @property
     def queue_count(self) -> int:
         """The greatest number of queues at a broker."""
-        return max((each.queue_count for each in self.nodes.values()), default=1)
+        return max((node.queue_count for node in self.nodes.values()), default=1)
 
     @property
     def out_per_s(self) -> float:
         """Messages a second that its channels finished."""
-        return sum(each.out_per_s for each in self.channels.values())
+        return sum(channel.out_per_s for channel in self.channels.values())
 
     @property
     def client_count(self) -> int:
         """The consumers of all channels."""
-        return sum(each.counts.client_count for each in self.channels.values())
+        return sum(channel.counts.client_count for channel in self.channels.values())
 
     @property
     def failed_count(self) -> int:
         """Requeued and timed-out deliveries of all channels."""
-        return sum(
-            each.counts.requeue_count + each.counts.timeout_count for each in self.channels.values()
-        )
+        return sum(channel.failed_count for channel in self.channels.values())
 
     @property
     def oldest_age_s(self) -> float | None:
         """How long the oldest waiting message of any channel waits."""
-        known = [
-            each.oldest_age_s for each in self.channels.values() if each.oldest_age_s is not None
-        ]
-        return max(known, default=None)
+        ages_s = (channel.oldest_age_s for channel in self.channels.values())
+        return max((age_s for age_s in ages_s if age_s is not None), default=None)
 
 
 @dataclass
@@ -165,7 +166,7 @@ class ClusterView:
         error: why no broker is known at all; empty while one is.
         took_s: how long the answers took.
         asked: what pages asked brokers beyond the counts, so that all tabs share the answers.
-        copies: the brokers that have one id, by this look and the one before.
+        copies: the brokers that have one id, by this poll and the one before.
     """
 
     at_s: float = -math.inf
@@ -179,35 +180,35 @@ class ClusterView:
     @property
     def missing(self) -> list[BrokerView]:
         """The brokers that do not answer."""
-        return [each for each in self.brokers.values() if each.error]
+        return [broker for broker in self.brokers.values() if broker.error]
 
     @property
     def in_per_s(self) -> float:
         """Messages a second published."""
-        return sum(each.in_per_s for each in self.brokers.values())
+        return sum(broker.in_per_s for broker in self.brokers.values())
 
     @property
     def out_per_s(self) -> float:
         """Messages a second finished."""
-        return sum(each.out_per_s for each in self.brokers.values())
+        return sum(broker.out_per_s for broker in self.brokers.values())
 
     @property
     def depth(self) -> int:
         """Messages that wait."""
-        return sum(each.total_depth for each in self.topics.values())
+        return sum(topic.total_depth for topic in self.topics.values())
 
     def depths(self) -> dict[str, int]:
         """Return the messages that wait at each broker, by URL."""
-        found = dict.fromkeys(self.brokers, 0)
+        depths = dict.fromkeys(self.brokers, 0)
         for topic in self.topics.values():
             for broker, stats in topic.nodes.items():
-                found[broker] += stats.depth + sum(each.depth for each in stats.channels)
-        return found
+                depths[broker] += stats.depth + sum(channel.depth for channel in stats.channels)
+        return depths
 
     def channel(self, topic: str, channel: str) -> ChannelTotals | None:
         """Return a channel; None if there is none."""
-        found = self.topics.get(topic)
-        return found.channels.get(channel) if found else None
+        totals = self.topics.get(topic)
+        return totals.channels.get(channel) if totals else None
 
     def lacking(self, topic: str, channel: str = "") -> set[str]:
         """Return the brokers that lack what another has: a topic, or a channel of it.
@@ -219,11 +220,11 @@ class ClusterView:
             return set()
         return {
             url
-            for url, each in self.brokers.items()
+            for url, broker in self.brokers.items()
             if url not in having.nodes
-            and not each.error
-            and each.stats is not None
-            and (each.stats.broker or "replication" not in each.stats.fields)
+            and not broker.error
+            and broker.stats is not None
+            and (broker.stats.broker or "replication" not in broker.stats.fields)
         }
 
 
@@ -232,7 +233,7 @@ def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> Clus
 
     Args:
         answers: of the brokers.
-        before: the look before, for what a broker said last.
+        before: the previous poll, for what a broker said last.
         at_s: when they were asked, by the monotonic clock.
     """
     view = ClusterView(at_s)
@@ -250,9 +251,9 @@ def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> Clus
 
 def _processes(view: ClusterView) -> dict[str, Process]:
     return {
-        each.address: Process(each.stats.broker, each.stats.run)
-        for each in view.brokers.values()
-        if each.stats is not None and not each.error
+        broker.address: Process(broker.stats.broker, broker.stats.run)
+        for broker in view.brokers.values()
+        if broker.stats is not None and not broker.error
     }
 
 
@@ -261,12 +262,12 @@ def without_answers(error: AdminError, before: ClusterView, at_s: float) -> Clus
 
     Args:
         error: why, with that of each broker where they were asked.
-        before: the look before.
+        before: the previous poll.
         at_s: when they were asked, by the monotonic clock.
     """
     view = ClusterView(at_s, error=str(error))
-    for url, each in error.errors.items():
-        view.brokers[url] = _missing(url, each.why, before, at_s)
+    for url, failure in error.errors.items():
+        view.brokers[url] = _missing(url, failure.why, before, at_s)
     if not error.errors and not isinstance(error, AdminNotFound):
         for url in before.brokers:
             view.brokers[url] = _missing(url, f"not asked: {error}", before, at_s)
@@ -298,16 +299,16 @@ def _add_topic(view: ClusterView, url: str, stats: TopicStats) -> None:
     topic.depth += stats.depth
     topic.message_count += stats.message_count
     topic.is_paused |= stats.is_paused
-    for each in stats.channels:
-        channel = topic.channels.get(each.channel)
+    for counts in stats.channels:
+        channel = topic.channels.get(counts.channel)
         if channel is None:
-            channel = ChannelTotals(stats.topic, each.channel, each)
-            topic.channels[each.channel] = channel
+            channel = ChannelTotals(stats.topic, counts.channel, counts)
+            topic.channels[counts.channel] = channel
         else:
-            channel.counts += each
-        channel.nodes[url] = each
-        channel.is_paused |= each.is_paused
-        channel.kind = each.kind
-        if each.oldest_message_age_ms:
-            age_s = each.oldest_message_age_ms / 1000
+            channel.counts += counts
+        channel.nodes[url] = counts
+        channel.is_paused |= counts.is_paused
+        channel.kind = counts.kind
+        if counts.oldest_message_age_ms:
+            age_s = counts.oldest_message_age_ms / 1000
             channel.oldest_age_s = max(channel.oldest_age_s or 0.0, age_s)

@@ -30,21 +30,21 @@ class Collector:
     """Asks brokers, and keeps what they said.
 
     Args:
-        look: asks all brokers, with a time limit in seconds for each; raises AdminError where none
+        poll: asks all brokers, with a time limit in seconds for each; raises AdminError where none
             answers.
         interval_s: how often while a page is open.
         log: the destination of log lines.
-        max_limit_s: the time limit of the first look, and of one after a broker was late.
+        max_limit_s: the time limit of the first poll, and of one after a broker was late.
     """
 
     def __init__(
         self,
-        look: Callable[[float], Awaitable[Answers[NodeStats]]],
+        poll: Callable[[float], Awaitable[Answers[NodeStats]]],
         interval_s: float,
         log: logging.Logger,
         max_limit_s: float = 5.0,
     ) -> None:
-        self._look = look
+        self._poll = poll
         self._interval_s = interval_s
         self._log = log
         self._max_limit_s = max_limit_s
@@ -55,7 +55,7 @@ class Collector:
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._began_s = 0.0
-        """When the newest look began, by the monotonic clock."""
+        """When the newest poll began, by the monotonic clock."""
         self._acted_s = 0.0
         """When a user last changed something, by the monotonic clock."""
         self._moved_s = 0.0
@@ -80,20 +80,20 @@ class Collector:
             pause_s = max(0.0, wanted_s - (time.monotonic() - began_s))
             await _wait(self._hurry, pause_s) or await _wait(self._wake, IDLE_INTERVAL_S - pause_s)
 
-    async def look_now(self) -> ClusterView:
+    async def poll_now(self) -> ClusterView:
         """Ask brokers at once, for a user who changes something, and return the view of it."""
         return await self._since(time.monotonic())
 
     async def _since(self, time_s: float) -> ClusterView:
-        """Return the view of a look that began at a time or later."""
+        """Return the view of a poll that began at a time or later."""
         self._hurry.set()
         self._wake.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._began_s >= time_s)
         return self.view
 
-    def look_later(self, *, is_in_place: bool) -> None:
-        """Let the next page wait for a look that begins from now on: a user changed something.
+    def poll_later(self, *, is_in_place: bool) -> None:
+        """Let the next page wait for a poll that begins from now on: a user changed something.
 
         Args:
             is_in_place: whether each broker still has the same topics and channels.
@@ -103,13 +103,13 @@ class Collector:
             self._moved_s = self._acted_s
 
     @property
-    def places(self) -> ClusterView | None:
+    def topology(self) -> ClusterView | None:
         """A view that tells which broker has what; None if the newest may be out of date."""
         is_old = time.monotonic() - self.view.at_s > IDLE_INTERVAL_S
         return None if is_old or self._began_s < self._moved_s else self.view
 
     async def fresh(self) -> ClusterView:
-        """Return a view that is no older than looks are apart while a page is open, nor than what
+        """Return a view that is no older than polls are apart while a page is open, nor than what
         a user last changed.
         """
         view = self.view
@@ -126,13 +126,13 @@ class Collector:
         return self.view
 
     async def _take(self) -> ClusterView:
-        """Look once."""
+        """Poll once."""
         before, began_s = self.view, time.monotonic()
         limit_s = self._max_limit_s
         if not self._was_late:
             limit_s = min(limit_s, max(_LIMIT_S, _SLOWER * before.took_s))
         try:
-            answers = await self._look(limit_s)
+            answers = await self._poll(limit_s)
         except AdminError as error:
             return without_answers(error, before, began_s)
         view = merge(answers, before, began_s)
@@ -154,11 +154,11 @@ class Collector:
                 view.brokers[url].in_per_s += rate
             for channel in topic.channels.values():
                 keys.add(channel.key)
-                for url, each in channel.nodes.items():
-                    waiting = each.depth + each.in_flight_count + each.deferred_count
-                    came = self._rated(view, url, channel.key, each.message_count)
+                for url, counts in channel.nodes.items():
+                    waiting = counts.depth + counts.in_flight_count + counts.deferred_count
+                    came = self._rated(view, url, channel.key, counts.message_count)
                     done = self._rated(
-                        view, url, (*channel.key, "done"), each.message_count - waiting
+                        view, url, (*channel.key, "done"), counts.message_count - waiting
                     )
                     keys.add((*channel.key, "done"))
                     channel.in_per_s += came

@@ -82,8 +82,8 @@ class CountHistory:
 
     def times_s(self, steps: int = STEPS) -> list[float]:
         """Return the times of the newest steps, oldest first."""
-        found = self._times_s[self._order(steps)]
-        return [float(each) for each in found if not np.isnan(each)]
+        times_s = self._times_s[self._order(steps)]
+        return [float(time_s) for time_s in times_s if not np.isnan(time_s)]
 
     def series(self, key: Hashable, field: str, steps: int = STEPS) -> list[float | None]:
         """Return the values of a series at `times_s`; None for a missing one.
@@ -98,13 +98,13 @@ class CountHistory:
         column = self._columns.get(key)
         if column is None:
             return [None] * len(order)
-        found = self._values[order, _FIELDS.index(field), column]
-        return [None if np.isnan(each) else round(float(each), 3) for each in found]
+        values = self._values[order, _FIELDS.index(field), column]
+        return [None if np.isnan(value) else round(float(value), 3) for value in values]
 
     def growth(self, key: Hashable, steps: int = 30) -> float:
         """Return by how much the depth has grown over the newest steps, in messages."""
-        known = [each for each in self.series(key, "depth", steps) if each is not None]
-        return known[-1] - known[0] if known else 0.0
+        depths = [depth for depth in self.series(key, "depth", steps) if depth is not None]
+        return depths[-1] - depths[0] if depths else 0.0
 
     def _order(self, steps: int) -> npt.NDArray[np.intp]:
         """The newest steps, oldest first."""
@@ -128,7 +128,7 @@ class Rates:
             key: of the counter.
             count: what it stands at.
             started_s: when the broker was started.
-            now_s: when it was counted. An answer may take a good part of the time between looks.
+            now_s: when it was counted. An answer may take a good part of the time between polls.
         """
         last = self._last.get((broker, key))
         self._last[broker, key] = (count, now_s, int(started_s))
@@ -139,7 +139,7 @@ class Rates:
     def keep(self, brokers: set[str], keys: set[Hashable]) -> None:
         """Forget all counters but those of some brokers and keys."""
         self._last = {
-            found: last
-            for found, last in self._last.items()
-            if found[0] in brokers and found[1] in keys
+            counter: last
+            for counter, last in self._last.items()
+            if counter[0] in brokers and counter[1] in keys
         }

@@ -38,7 +38,13 @@ _UNSET = ("", "0", "false", "no", "off")
 """What a flag of a form is, where it is not set."""
 _MAX_NUMBER = (1 << 63) - 1
 _MAX_DIGITS = 19
+_MAX_QUOTED = 80
 _DATE = re.compile(r"\d{4}-")
+
+
+def quoted(text: str) -> str:
+    """Return the beginning of a text that a client made up, as a refusal names it."""
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
 class ActionRefused(Exception):
@@ -63,12 +69,16 @@ class Inputs:
         """Return a field without spaces around it; empty where it is missing."""
         return self.fields.get(name, "").strip()
 
+    def flag(self, name: str) -> bool:
+        """Return whether a field is set, and not to what says no."""
+        return self.text(name).lower() not in _UNSET
+
     def name(self, field: str, *, optional: bool = False) -> str:
         """Return the name of a topic or a channel."""
-        found = self.text(field)
-        if (found or not optional) and not is_valid_name(found):
-            raise ActionRefused(f"{field}: {found!r} is no name, which has {NAME_RULE}")
-        return found
+        name = self.text(field)
+        if (name or not optional) and not is_valid_name(name):
+            raise ActionRefused(f"{field}: {quoted(name)} is no name, which has {NAME_RULE}")
+        return name
 
     def number(self, field: str, default: int = 0) -> int:
         """Return a whole number."""
@@ -78,7 +88,7 @@ class Inputs:
         digits = text.lstrip("0") or "0"
         is_number = text.isascii() and text.isdecimal() and len(digits) <= _MAX_DIGITS
         if not is_number or int(digits) > _MAX_NUMBER:
-            raise ActionRefused(f"{field}: {text[:40]!r} is no whole number from 0 on")
+            raise ActionRefused(f"{field}: {quoted(text)} is no whole number from 0 on")
         return int(digits)
 
     def time_ns(self, field: str) -> int:
@@ -88,30 +98,30 @@ class Inputs:
         text = self.text(field)
         if _DATE.match(text):
             try:
-                found = datetime.fromisoformat(text.removesuffix("UTC").strip())
-                found = found if found.tzinfo else found.replace(tzinfo=UTC)
-                return min(max(0, round(found.timestamp() * 1e9)), _MAX_NUMBER)
+                moment = datetime.fromisoformat(text.removesuffix("UTC").strip())
+                moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+                return min(max(0, round(moment.timestamp() * 1e9)), _MAX_NUMBER)
             except (ValueError, OverflowError):
                 pass
         try:
             return min(parse_time(field, text, time.time_ns()), _MAX_NUMBER)
         except OptionError:
             raise ActionRefused(
-                f"{field}: {text[:40]!r} is no time; write 2026-01-31 12:00:00, which is UTC, or"
+                f"{field}: {quoted(text)} is no time; write 2026-01-31 12:00:00, which is UTC, or"
                 " how long ago, as 90m"
             ) from None
 
     def ids(self, field: str = "ids") -> list[str]:
         """Return the chosen messages' ids, at least one."""
-        found = list(dict.fromkeys(self.fields.getall(field, [])))
-        if not found:
+        ids = list(dict.fromkeys(self.fields.getall(field, [])))
+        if not ids:
             raise ActionRefused("no message was chosen: go back and choose some")
-        if len(found) > MAX_CHOSEN:
-            raise ActionRefused(f"{len(found)} messages were chosen; the maximum is {MAX_CHOSEN}")
-        for each in found:
-            if not is_message_id(each):
-                raise ActionRefused(f"{each[:40]!r} is no message's id: {ID_RULE}")
-        return found
+        if len(ids) > MAX_CHOSEN:
+            raise ActionRefused(f"{len(ids)} messages were chosen; the maximum is {MAX_CHOSEN}")
+        for message_id in ids:
+            if not is_message_id(message_id):
+                raise ActionRefused(f"{quoted(message_id)} is no message's id: {ID_RULE}")
+        return ids
 
     def chosen(self, *filters: str) -> list[str] | None:
         """Return the chosen messages' ids; None for all, or for all that a filter leaves, where the
@@ -120,9 +130,9 @@ class Inputs:
         Args:
             filters: the fields that can select messages instead.
         """
-        if self.text("chosen"):
+        if self.flag("chosen"):
             return self.ids()
-        if "ids" in self.fields or not any(map(self.text, ("all", *filters))):
+        if "ids" in self.fields or not (self.flag("all") or any(map(self.text, filters))):
             raise ActionRefused("nothing was chosen: go back and choose some, or all of them")
         return None
 
@@ -148,16 +158,16 @@ class Inputs:
         if is_position(field):
             return None  # Where a list continues: the form says that by `start`.
         if isinstance(kind, inspect.CollectionType):
-            return self.ids(name) if self.text("chosen") else None
+            return self.ids(name) if self.flag("chosen") else None
         if isinstance(kind, inspect.BoolType):
-            return self.text(name).lower() not in _UNSET or None
+            return self.flag(name) or None
         if isinstance(kind, inspect.IntType):
             if self.text(name):
                 return self.number(name)
             time_name = name.removesuffix("_ms")
             is_time = extra.get("kind") == "time" and self.text(time_name)
             return self.time_ns(time_name) // MILLISECOND_NS if is_time else None
-        # Spaces belong to a text that is looked for, but to no name.
+        # Spaces belong to a text that is searched for, but to no name.
         is_name = extra.get("code") == "BAD_NAME"
         return (self.text(name) if is_name else self.fields.get(name)) or None
 
@@ -167,10 +177,10 @@ class Inputs:
 
         Requests carry the operators' token: they go to no address that a request makes up.
         """
-        found = self.fields.get("broker", "")
-        if found and found not in self.view.brokers:
-            raise ActionRefused(f"there is no broker {found!r}")
-        return found
+        url = self.fields.get("broker", "")
+        if url and url not in self.view.brokers:
+            raise ActionRefused(f"there is no broker {quoted(url)}")
+        return url
 
     @property
     def admin(self) -> Admin:
@@ -195,8 +205,8 @@ class Inputs:
         """Return the only broker, or those that have a topic; all where that is not known."""
         if self.broker:
             return [self.broker]
-        known = self.view.topics.get(topic)
-        return sorted(known.nodes if known else self.view.brokers)
+        totals = self.view.topics.get(topic)
+        return sorted(totals.nodes if totals else self.view.brokers)
 
     async def first_pages(
         self,
@@ -234,11 +244,11 @@ class Inputs:
 
         ends_s = time.monotonic() + _MAX_S
         answers = await asyncio.gather(*map(first, urls))
-        errors = [each for each in answers if isinstance(each, AdminError)]
-        serious = [each for each in errors if not isinstance(each, AdminNotFound)]
+        errors = [answer for answer in answers if isinstance(answer, AdminError)]
+        serious = [error for error in errors if not isinstance(error, AdminNotFound)]
         if errors and len(errors) == len(answers) and (serious or not may_lack):
             raise (serious or errors)[0]
-        pages = [each for each in answers if isinstance(each, AnswerPage)]
+        pages = [answer for answer in answers if isinstance(answer, AnswerPage)]
         return pages, list(map(str, serious))
 
 

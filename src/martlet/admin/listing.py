@@ -80,20 +80,20 @@ def listing(
         is_ordered: whether equal rows stay in the order given; else they are ordered by name.
     """
     text = query.get("q", "").strip()
-    found = [row for row in rows if text.lower() in name(row).lower()] if text else list(rows)
-    wanted = query.get("sort", sort)
+    matches = [row for row in rows if text.lower() in name(row).lower()] if text else list(rows)
+    order = query.get("sort", sort)
     by = {column.name: column for column in columns}
-    if wanted.lstrip("-") not in by:
-        wanted = sort
-    value = by[wanted.lstrip("-")].value
+    if order.lstrip("-") not in by:
+        order = sort
+    value = by[order.lstrip("-")].value
     if not is_ordered:
-        found.sort(key=name)
-    found.sort(key=lambda row: _order(value(row)), reverse=wanted.startswith("-"))
-    pages = max(1, -(-len(found) // ROWS))
-    asked = query.get("page", "1")
-    page = min(pages, max(1, int(asked))) if asked.isdecimal() and len(asked) < 9 else 1
-    shown = found[(page - 1) * ROWS : page * ROWS]
-    return TablePage(shown, columns, wanted, page, pages, len(rows), len(found), text, found)
+        matches.sort(key=name)
+    matches.sort(key=lambda row: _order(value(row)), reverse=order.startswith("-"))
+    pages = max(1, -(-len(matches) // ROWS))
+    number = query.get("page", "1")
+    page = min(pages, max(1, int(number))) if number.isdecimal() and len(number) < 9 else 1
+    shown = matches[(page - 1) * ROWS : page * ROWS]
+    return TablePage(shown, columns, order, page, pages, len(rows), len(matches), text, matches)
 
 
 def _order(value: Any) -> tuple[bool, Any]:

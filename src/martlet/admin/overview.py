@@ -59,13 +59,13 @@ class ConnectedConsumer:
 
 
 _CONSUMER_COLUMNS: tuple[Column[ConnectedConsumer], ...] = (
-    Column("name", "Consumer", lambda each: (each.client.client_id, each.client.hostname)),
-    Column("broker", "Broker", lambda each: each.broker),
-    Column("ready", "RDY", lambda each: each.client.ready_count, "How many it takes at once"),
-    Column("flight", "In flight", lambda each: each.client.in_flight_count),
-    Column("finished", "Finished", lambda each: each.client.finish_count),
-    Column("requeued", "Requeued", lambda each: each.client.requeue_count),
-    Column("since", "Connected", lambda each: each.client.connected_at_s),
+    Column("name", "Consumer", lambda row: (row.client.client_id, row.client.hostname)),
+    Column("broker", "Broker", lambda row: row.broker),
+    Column("ready", "RDY", lambda row: row.client.ready_count, "How many it takes at once"),
+    Column("flight", "In flight", lambda row: row.client.in_flight_count),
+    Column("finished", "Finished", lambda row: row.client.finish_count),
+    Column("requeued", "Requeued", lambda row: row.client.requeue_count),
+    Column("since", "Connected", lambda row: row.client.connected_at_s),
 )
 
 
@@ -79,7 +79,7 @@ _AUDIT_COLUMNS: tuple[Column[AuditEntry], ...] = (
     Column("user", "Who", lambda entry: entry.user),
     Column("address", "From", lambda entry: entry.remote_ip),
     Column("action", "Action", lambda entry: entry.action),
-    Column("place", "Of", lambda entry: (entry.topic, entry.channel, entry.node)),
+    Column("target", "Of", lambda entry: (entry.topic, entry.channel, entry.node)),
     Column("result", "Result", lambda entry: entry.result),
 )
 _NAMING = ("user", "address")
@@ -88,27 +88,27 @@ _NAMING_FIELDS = ("user", "remote_ip", "user_agent", "url", "detail")
 
 
 def _tops(view: ClusterView, history: CountHistory) -> list[tuple[str, str, list[Any]]]:
-    """The channels that an operator looks at first."""
-    channels = [each for topic in view.topics.values() for each in topic.channels.values()]
+    """The channels that an operator reads first."""
+    channels = [totals for topic in view.topics.values() for totals in topic.channels.values()]
 
     def top(value: Any, show: Any) -> list[tuple[ChannelTotals, str]]:
-        known = [(value(each), each) for each in channels]
-        known = [(number, each) for number, each in known if number is not None and number > 0]
-        known.sort(key=lambda pair: (-pair[0], pair[1].key))
-        return [(each, show(number)) for number, each in known[:_TOP]]
+        ranked = [(value(channel), channel) for channel in channels]
+        ranked = [pair for pair in ranked if pair[0] is not None and pair[0] > 0]
+        ranked.sort(key=lambda pair: (-pair[0], pair[1].key))
+        return [(channel, show(number)) for number, channel in ranked[:_TOP]]
 
     return [
-        ("Longest queues", "Waiting", top(lambda each: each.counts.depth, shown.number)),
+        ("Longest queues", "Waiting", top(lambda channel: channel.counts.depth, shown.number)),
         (
             "Fastest growing",
             "In five minutes",
-            top(lambda each: history.growth(each.key), shown.number),
+            top(lambda channel: history.growth(channel.key), shown.number),
         ),
-        ("Longest waits", "Oldest", top(lambda each: each.oldest_age_s, shown.duration)),
+        ("Longest waits", "Oldest", top(lambda channel: channel.oldest_age_s, shown.duration)),
         (
             "Most failures",
             "Requeued and timed out",
-            top(lambda each: each.counts.requeue_count + each.counts.timeout_count, shown.number),
+            top(lambda totals: totals.failed_count, shown.number),
         ),
     ]
 
@@ -139,10 +139,10 @@ async def topic(request: web.Request) -> web.StreamResponse:
     name = request.match_info["topic"]
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        found = view.topics.get(name)
-        if found is None:
+        totals = view.topics.get(name)
+        if totals is None:
             raise PageNotFound(f"no broker that answers has a topic {name!r}")
-        return {"topic": found}
+        return {"topic": totals}
 
     return await request.app[SITE].show(request, "topic.html", context)
 
@@ -155,18 +155,18 @@ async def channel(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(site.url("/messages", topic=names[0]))
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        found = view.channel(*names)
-        if found is None:
+        totals = view.channel(*names)
+        if totals is None:
             raise PageNotFound(f"no broker that answers has a channel {names[1]!r} of {names[0]!r}")
         if names not in view.asked:
             view.asked[names] = asyncio.ensure_future(_ask_channel(site.admin, *names))
         # Shielded: other tabs await it, too.
-        asked: _NamedChannel = await asyncio.shield(view.asked[names])
+        answer: _NamedChannel = await asyncio.shield(view.asked[names])
         return {
-            "channel": found,
-            "list": listing(asked.consumers, _CONSUMER_COLUMNS, request.query, _identity, "name"),
-            "latency": asked.latency,
-            "consumers_error": asked.error,
+            "channel": totals,
+            "list": listing(answer.consumers, _CONSUMER_COLUMNS, request.query, _identity, "name"),
+            "latency": answer.latency,
+            "consumers_error": answer.error,
             "undos": site.undos.of(*names),
         }
 
@@ -192,17 +192,17 @@ async def _ask_channel(admin: Admin, topic: str, channel: str) -> _NamedChannel:
         answers = await admin.channels.list(topic, channel, include_clients=True)
     except AdminError as error:
         return _NamedChannel(error=str(error))
-    found = [
+    consumers = [
         ConnectedConsumer(broker.partition("://")[2], client)
         for broker, channels in answers.values.items()
-        for each in channels
-        for client in each.clients
+        for channel in channels
+        for client in channel.clients
     ]
     latency: FinishLatency | None = None
-    for each in answers.joined():
-        if each.finish_latency is not None:
-            latency = latency + each.finish_latency if latency else each.finish_latency
-    return _NamedChannel(found, latency, "; ".join(map(str, answers.failures.values())))
+    for totals in answers.joined():
+        if totals.finish_latency is not None:
+            latency = latency + totals.finish_latency if latency else totals.finish_latency
+    return _NamedChannel(consumers, latency, "; ".join(map(str, answers.failures.values())))
 
 
 async def nodes(request: web.Request) -> web.StreamResponse:
@@ -220,19 +220,19 @@ async def node(request: web.Request) -> web.StreamResponse:
     address = request.match_info["node"]
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        found: BrokerView | None = next(
-            (each for each in view.brokers.values() if each.address == address), None
+        broker: BrokerView | None = next(
+            (broker for broker in view.brokers.values() if broker.address == address), None
         )
-        if found is None:
+        if broker is None:
             raise PageNotFound(f"there is no broker {address!r}")
-        rows = found.stats.topics if found.stats else ()
+        rows = broker.stats.topics if broker.stats else ()
         table = listing(rows, _NODE_COLUMNS, request.query, lambda topic: topic.topic, "name")
-        if found.url not in view.asked:
-            view.asked[found.url] = asyncio.ensure_future(_ask_node(site, found.url))
-        report, daemons = await asyncio.shield(view.asked[found.url])
-        withheld = WITHHELD if site.admin.http.withholds_token(found.url) else ""
+        if broker.url not in view.asked:
+            view.asked[broker.url] = asyncio.ensure_future(_ask_node(site, broker.url))
+        report, daemons = await asyncio.shield(view.asked[broker.url])
+        withheld = WITHHELD if site.admin.http.withholds_token(broker.url) else ""
         return {
-            "broker": found,
+            "broker": broker,
             "list": table,
             "report": report,
             "daemons": daemons,
@@ -262,10 +262,10 @@ async def _daemons(admin: Admin, address: str) -> Daemons | None:
     except AdminError:
         return None  # The page of lookup daemons says why.
     return [
-        (daemon, each.tombstones)
+        (daemon, node.tombstones)
         for daemon, nodes in answers.values.items()
-        for each in nodes
-        if f"{each.broadcast_address}:{each.http_port}" == address
+        for node in nodes
+        if f"{node.broadcast_address}:{node.http_port}" == address
     ]
 
 
@@ -282,8 +282,8 @@ async def counter(request: web.Request) -> web.StreamResponse:
     """``/counter``"""
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        channels = [each for topic in view.topics.values() for each in topic.channels.values()]
-        return {"total": sum(each.counts.message_count for each in channels)}
+        channels = [totals for topic in view.topics.values() for totals in topic.channels.values()]
+        return {"total": sum(channel.counts.message_count for channel in channels)}
 
     return await request.app[SITE].show(request, "counter.html", context)
 
@@ -291,7 +291,7 @@ async def counter(request: web.Request) -> web.StreamResponse:
 def _audit_table(request: web.Request) -> TablePage[AuditEntry]:
     entries = list(reversed(request.app[SITE].audit.entries))
     sees_names = user_of(request).sees_texts
-    columns = [each for each in _AUDIT_COLUMNS if sees_names or each.name not in _NAMING]
+    columns = [column for column in _AUDIT_COLUMNS if sees_names or column.name not in _NAMING]
 
     def text(entry: AuditEntry) -> str:
         # What is not shown is not searched: it would be told by what the filter leaves.
@@ -310,11 +310,11 @@ async def export_audit(request: web.Request) -> web.StreamResponse:
     """``/audit/export``: what a filter leaves of the audit, as JSON lines, as in --audit-file."""
     if not request.app[SITE].options.export:
         raise web.HTTPForbidden(text="nothing is downloaded from this page: see --export")
-    found = _audit_table(request).all_found
+    entries = _audit_table(request).all_found
     hidden = () if user_of(request).sees_texts else _NAMING_FIELDS
 
     async def rows() -> AsyncIterator[Mapping[str, Any]]:
-        for entry in found:
+        for entry in entries:
             yield {name: value for name, value in asdict(entry).items() if name not in hidden}
 
     return await send_lines(request, "audit", rows())

@@ -15,15 +15,14 @@ from pathlib import Path
 from aiohttp import ETag, web
 
 from martlet.addresses import shown_name
-from martlet.admin import forms, overview
+from martlet.admin import actions, overview
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
-from martlet.admin.guard import STRANGER, Guard, Handler, set_headers, user_of
+from martlet.admin.guard import STRANGER, Guard, Handler, Users, set_headers, user_of
 from martlet.admin.inputs import ActionRefused
 from martlet.admin.nsqadmin import api
-from martlet.admin.pages import PAGES
+from martlet.admin.pages import ACTIONS, PAGES
 from martlet.admin.site import SITE, PageNotFound, Site
-from martlet.admin.users import Users
 from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.client.admin.http import plain_first
@@ -51,7 +50,7 @@ _PAGES = {
     "/data": overview.data,
     "/data/{topic}": overview.data,
     "/data/{topic}/{channel}": overview.data,
-    "/confirm": forms.confirm,
+    "/confirm": actions.confirm,
 }
 
 
@@ -136,10 +135,10 @@ class AdminServer:
         def connection() -> HttpConnection:
             return HttpConnection(server, loop=loop, **server._kwargs)
 
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses: list[str] = []
         missing: OSError | None = None
-        for family, address in dict.fromkeys((family, each) for family, *_, each in found):
+        for family, address in dict.fromkeys((family, address_) for family, *_, address_ in infos):
             try:
                 sock = socket.create_server(address, family=family, backlog=_BACKLOG)
             except OSError as error:
@@ -160,7 +159,7 @@ class AdminServer:
         self._audit.close()
 
     def _app(self, site: Site) -> web.Application:
-        guard = Guard(self.options, self._users, self._audit)
+        guard = Guard(self.options, self._users, self._audit.refused)
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -180,6 +179,7 @@ class AdminServer:
             middlewares=[guarded, _show_problems], client_max_size=_MAX_FORM_BYTES
         )
         app[SITE] = site
+        app[actions.ACTIONS] = ACTIONS
         app.on_response_prepare.append(set_headers)
         app.on_shutdown.append(site.end_streams)
         prefix = self.options.prefix
@@ -187,7 +187,7 @@ class AdminServer:
             app.router.add_get(prefix + path, handler)
         for method, path, handler in api.routes():
             app.router.add_route(method, prefix + path, handler)
-        app.router.add_post(f"{prefix}/act", forms.act)
+        app.router.add_post(f"{prefix}/act", actions.act)
         app.router.add_get(f"{prefix}/ping", _ping)
         app.router.add_get(f"{prefix}/static/{{name:.+}}", _static(STATIC))
         return app
@@ -218,8 +218,8 @@ def _static(folder: Path) -> Handler:
             raise web.HTTPNotFound
         # A browser asks each time, and gets the file only where it has changed.
         headers = {"Cache-Control": "no-cache"}
-        known = request.if_none_match or ()
-        if any(each.value == tags[name] for each in known):
+        tags_sent = request.if_none_match or ()
+        if any(tag.value == tags[name] for tag in tags_sent):
             response = web.Response(status=304, headers=headers)
         else:
             kind = mimetypes.guess_type(name)[0] or "text/plain"
@@ -239,7 +239,7 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
     """Show what goes wrong as a page."""
     site = request.app[SITE]
     try:
-        if request.can_read_body and not forms.is_multipart(request):
+        if request.can_read_body and not actions.is_multipart(request):
             async with body_timer(request):
                 await request.read()  # It is kept for the handler.
         return await handler(request)
@@ -278,8 +278,8 @@ def _admin(options: AdminOptions) -> Admin:
         )
     path = options.operator_token_file
     return Admin(
-        [plain_first(each) for each in options.nsqd_http_addresses],
-        lookupd_http_addresses=[plain_first(each) for each in options.lookupd_http_addresses],
+        [plain_first(address) for address in options.nsqd_http_addresses],
+        lookupd_http_addresses=[plain_first(address) for address in options.lookupd_http_addresses],
         connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
         request_timeout_s=options.http_client_request_timeout_ns / 1e9,
         operator_token=read_tokens(path)[0] if path else None,

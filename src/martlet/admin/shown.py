@@ -62,8 +62,8 @@ def sparkline(values: Sequence[float | None], label: str) -> Markup:
         values: oldest first; None breaks the line.
         label: what it shows, for screen readers.
     """
-    known = [each for each in values if each is not None]
-    top = max(known, default=0) or 1
+    numbers = [value for value in values if value is not None]
+    top = max(numbers, default=0) or 1
     lines: list[list[str]] = [[]]
     for at, value in enumerate(values):
         if value is None:

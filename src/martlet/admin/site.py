@@ -91,8 +91,8 @@ class Site:
             url("/topics", topic, channel, broker=url)
         """
         address = self.prefix + path + "".join(f"/{quote(part, safe='')}" for part in parts)
-        given = {name: value for name, value in query.items() if value not in ("", None)}
-        return address + (f"?{urlencode(given)}" if given else "")
+        fields = {name: value for name, value in query.items() if value not in ("", None)}
+        return address + (f"?{urlencode(fields)}" if fields else "")
 
     def sparkline(self, key: tuple[str, str], field: str, label: str) -> str:
         """Return the plot of a series of the history."""
@@ -106,7 +106,7 @@ class Site:
         template: str,
         context: Context,
     ) -> web.StreamResponse:
-        """Answer a page, or, for an event stream, its region after each look at the brokers.
+        """Answer a page, or, for an event stream, its region after each poll of the brokers.
 
         Args:
             request: whose query the page reads.
@@ -129,8 +129,8 @@ class Site:
         is_live: bool = False,
     ) -> web.Response:
         """Answer a page from a template."""
-        found = self.templates.get_template(template)
-        text = found.render(
+        page_template = self.templates.get_template(template)
+        text = page_template.render(
             self._shared(request) | dict(context) | {"is_live": is_live, "layout": "base.html"}
         )
         return web.Response(text=text, content_type="text/html", status=status)
@@ -157,7 +157,7 @@ class Site:
         who = user.name, _network(user.address)
         self._make_room(who)
         response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM})
-        found = self.templates.get_template(template)
+        page_template = self.templates.get_template(template)
         gone = self.templates.get_template("problem.html")
         task = asyncio.current_task()
         assert task is not None
@@ -168,7 +168,7 @@ class Site:
                 view = await self.collector.following(view)
                 shared = self._shared(request) | {"view": view, "layout": "region.html"}
                 try:
-                    html = found.render(shared | dict(await context(view)))
+                    html = page_template.render(shared | dict(await context(view)))
                 except PageNotFound as error:
                     values = {"title": "Not found", "text": str(error), "back": ""}
                     html = gone.render(shared | values)
@@ -192,8 +192,8 @@ class Site:
             if len(self.streams) < MAX_STREAMS:
                 return
             # A stranger, who needs no name, may come from many addresses.
-            who = max(counts, key=lambda each: (not each[0], counts[each]))
-        oldest = next(task for task, each in self.streams.items() if each == who)
+            who = max(counts, key=lambda owner: (not owner[0], counts[owner]))
+        oldest = next(task for task, owner in self.streams.items() if owner == who)
         del self.streams[oldest]
         oldest.cancel()
 
@@ -212,13 +212,13 @@ def _network(address: str) -> str:
     These are the /64 of IPv6, and this machine's own.
     """
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    found = getattr(found, "ipv4_mapped", None) or found
-    if found.is_loopback:
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_loopback:
         return "localhost"
-    return str(ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
+    return str(ip_network((ip, 64), strict=False)) if ip.version == 6 else str(ip)
 
 
 def _event(html: str) -> bytes:

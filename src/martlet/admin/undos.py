@@ -34,12 +34,12 @@ class Undo:
     @property
     def message_count(self) -> int:
         """The number of messages that were emptied."""
-        return sum(each.depth for each in self.emptied.values())
+        return sum(channel.depth for channel in self.emptied.values())
 
     @property
     def until_s(self) -> float:
         """Until when all brokers keep them, whatever their retention, in seconds since 1970."""
-        return min(each.kept_until_ns for each in self.emptied.values()) / 1e9
+        return min(channel.kept_until_ns for channel in self.emptied.values()) / 1e9
 
 
 class Undos:
@@ -53,10 +53,10 @@ class Undos:
         self, topic: str, channel: str, user: str, emptied: Mapping[str, EmptiedChannel | None]
     ) -> Undo | None:
         """Keep what brokers answered to an empty; None if there is nothing to put back."""
-        found = {url: each for url, each in emptied.items() if each is not None and each.depth}
-        if not found:
+        some = {url: answer for url, answer in emptied.items() if answer and answer.depth}
+        if not some:
             return None
-        undo = Undo(next(self._numbers), topic, channel, user, time.time(), found)
+        undo = Undo(next(self._numbers), topic, channel, user, time.time(), some)
         self._undos[undo.number] = undo
         while len(self._undos) > MAX_UNDOS:
             del self._undos[min(self._undos)]
@@ -64,10 +64,10 @@ class Undos:
 
     def of(self, topic: str, channel: str) -> list[Undo]:
         """Return those of a channel, the newest first."""
-        found = [
+        undos = [
             undo for undo in self._undos.values() if (undo.topic, undo.channel) == (topic, channel)
         ]
-        return sorted(found, key=lambda undo: -undo.number)
+        return sorted(undos, key=lambda undo: -undo.number)
 
     def get(self, number: int) -> Undo | None:
         """Return one by its number; None if there is none any more."""

@@ -81,10 +81,10 @@ class Server:
             status, text = error.code, error.read().decode()
         if text[:1] not in ("{", "[", '"'):
             return [status, text]
-        found = json.loads(text)
+        fields = json.loads(text)
         # Floats are written in other ways.
-        assert "e-" in text or text == go_json(found), "as Go writes it"
-        return [status, found]
+        assert "e-" in text or text == go_json(fields), "as Go writes it"
+        return [status, fields]
 
 
 class Cluster:
@@ -104,7 +104,7 @@ class Cluster:
         where = (
             [f"--lookupd-http-address={self.lookup.address}"]
             if has_lookup
-            else [f"--nsqd-http-address={each.http_address}" for each in self.brokers]
+            else [f"--nsqd-http-address={broker.http_address}" for broker in self.brokers]
         )
         self.theirs = stack.enter_context(Server(str(TOOLS / "nsqadmin"), *where, *more).running())
         self.ours = stack.enter_context(Server(*python, "admin", *where, *more).running())
@@ -120,17 +120,17 @@ class Cluster:
 @pytest.fixture(scope="module", params=[True, False], ids=["lookup", "named"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        found = Cluster(stack, has_lookup=request.param)
-        for broker in found.brokers:
+        cluster = Cluster(stack, has_lookup=request.param)
+        for broker in cluster.brokers:
             _traffic(Stage(broker, stack))
         if request.param:
-            found.lookup.ask("POST", "/topic/create?topic=inactive")
-            found.lookup.ask("POST", "/channel/create?topic=inactive&channel=old")
-            found.wait(
-                lambda: all(len(_producers(found, each)) == 2 for each in ("orders", "quiet")),
+            cluster.lookup.ask("POST", "/topic/create?topic=inactive")
+            cluster.lookup.ask("POST", "/channel/create?topic=inactive&channel=old")
+            cluster.wait(
+                lambda: all(len(_producers(cluster, topic)) == 2 for topic in ("orders", "quiet")),
                 "brokers did not register",
             )
-        yield found
+        yield cluster
 
 
 def _traffic(stage: Stage) -> None:
@@ -152,12 +152,12 @@ def _traffic(stage: Stage) -> None:
 def _same(value: Any, key: str = "") -> Any:
     """Return an answer without what varies, lists of brokers in one order."""
     if isinstance(value, dict):
-        return {"order": list(value)} | {name: _same(each, name) for name, each in value.items()}
+        return {"order": list(value)} | {name: _same(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        found = [_same(each, key) for each in value]
-        if found and isinstance(found[0], dict):
-            found.sort(key=lambda each: json.dumps(each, sort_keys=True))
-        return found
+        items = [_same(item, key) for item in value]
+        if items and isinstance(items[0], dict):
+            items.sort(key=lambda item: json.dumps(item, sort_keys=True))
+        return items
     if key in _VARY:
         return type(value) in (int, float)
     return value
@@ -178,18 +178,18 @@ def _same(value: Any, key: str = "") -> Any:
 def test_both_show_the_same(cluster: Cluster, path: str) -> None:
     for broker, name in zip(cluster.brokers, ("NSQD", "MARTLET"), strict=True):
         path = path.replace(name, broker.http_address)
-    theirs, ours = (each.ask("GET", path) for each in (cluster.theirs, cluster.ours))
+    theirs, ours = (page.ask("GET", path) for page in (cluster.theirs, cluster.ours))
     if ours[0] == 502:
         assert ours[1]["message"].startswith("UPSTREAM_ERROR: failed to query any nsq")
         theirs[1] = ours[1]
     if path == "/api/topics/orders":
         # The broker that answers first has the sums of channels; which one that is is not told.
         for answer in (theirs[1], ours[1]):
-            for each in answer["nodes"]:
-                del each["channels"]
-            for each in answer["channels"]:
-                assert len(each.pop("nodes")) == 1
-                del each["hostname"]
+            for node in answer["nodes"]:
+                del node["channels"]
+            for node in answer["channels"]:
+                assert len(node.pop("nodes")) == 1
+                del node["hostname"]
     assert _same(ours) == _same(theirs)
 
 
@@ -217,7 +217,7 @@ WRONG: list[tuple[str, str, object]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), WRONG)
 def test_both_refuse_the_same(cluster: Cluster, method: str, path: str, body: object) -> None:
-    theirs, ours = (each.ask(method, path, body) for each in (cluster.theirs, cluster.ours))
+    theirs, ours = (page.ask(method, path, body) for page in (cluster.theirs, cluster.ours))
     assert ours[0] == theirs[0], (ours, theirs)
     if ours[1] != theirs[1]:  # Texts of JSON decoders and of sockets differ.
         assert ours[0] in (200, 400, 502), (ours, theirs)
@@ -226,25 +226,25 @@ def test_both_refuse_the_same(cluster: Cluster, method: str, path: str, body: ob
 
 def _state(cluster: Cluster) -> Any:
     """Return what the brokers and the daemon have of the topics made."""
-    found = []
+    differences = []
     for broker in cluster.brokers:
         with urllib.request.urlopen(
             f"http://{broker.http_address}/stats?format=json&include_clients=false"
         ) as answer:
             topics = json.load(answer)["topics"]
-        found.append(
+        differences.append(
             {
                 topic["topic_name"]: (
                     topic["paused"],
                     topic["depth"],
-                    {each["channel_name"]: (each["paused"], each["depth"])
-                     for each in topic["channels"]},
+                    {channel["channel_name"]: (channel["paused"], channel["depth"])
+                     for channel in topic["channels"]},
                 )
                 for topic in topics
                 if topic["topic_name"].startswith("made")
             }
         )  # fmt: skip
-    return found
+    return differences
 
 
 DEEDS: list[tuple[str, str, object]] = [
@@ -272,12 +272,12 @@ def test_both_do_the_same(cluster: Cluster) -> None:
             for topic in ("made", "made2"):
                 _post(broker, f"/pub?topic={topic}", b"abc")
         cluster.wait(
-            lambda: [each["made"][2]["c"][1] for each in _state(cluster)] == [1, 1],
+            lambda: [page["made"][2]["c"][1] for page in _state(cluster)] == [1, 1],
             "messages did not reach the channel",
         )
         if cluster.ours.ask("GET", "/config/nsqlookupd_http_addresses")[1]:
             cluster.wait(
-                lambda: all(len(_producers(cluster, each)) == 2 for each in ("made", "made2")),
+                lambda: all(len(_producers(cluster, topic)) == 2 for topic in ("made", "made2")),
                 "brokers did not register",
             )
         for method, path, body in DEEDS:
@@ -318,8 +318,10 @@ def test_both_create_at_the_daemon_and_hide_a_broker(cluster: Cluster) -> None:
 
 
 def _producers(cluster: Cluster, topic: str) -> list[Any]:
-    found: list[Any] = cluster.lookup.ask("GET", f"/lookup?topic={topic}")[1].get("producers", [])
-    return found
+    producers: list[Any] = cluster.lookup.ask("GET", f"/lookup?topic={topic}")[1].get(
+        "producers", []
+    )
+    return producers
 
 
 def _post(broker: BrokerProcess, path: str, body: bytes = b"") -> None:
@@ -361,7 +363,7 @@ def test_both_warn_of_a_broker_that_does_not_answer() -> None:
 
 
 def _counts(answer: list[Any]) -> Any:
-    return {name: each for name, each in answer[1].items() if name != "message"}
+    return {name: value for name, value in answer[1].items() if name != "message"}
 
 
 def test_options_change_while_both_run(cluster: Cluster) -> None:

@@ -93,9 +93,9 @@ class Admin:
 
 def _same(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        return {name: _same(each, name) for name, each in value.items()}
+        return {name: _same(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_same(each, key) for each in value]
+        return [_same(item, key) for item in value]
     if key in ("http_port", "tcp_port") or key.startswith(_VARY):
         return type(value).__name__
     if key == "remote_address" and isinstance(value, str):
@@ -141,12 +141,12 @@ def some_traffic(stage: Stage) -> None:
 
 def both(look: Callable[[BrokerProcess], Any]) -> tuple[Any, Any]:
     """Return the findings with Martlet and with nsqd, while the clients are there."""
-    found = []
+    differences = []
     for kind in (BrokerProcess, NsqdProcess):
         with kind(None, *FLAGS) as broker, ExitStack() as clients:
             some_traffic(Stage(broker, clients))
-            found.append(look(broker))
-    return found[0], found[1]
+            differences.append(look(broker))
+    return differences[0], differences[1]
 
 
 def test_nsqadmin_shows_the_same_of_both() -> None:

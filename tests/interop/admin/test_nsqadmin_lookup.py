@@ -76,7 +76,9 @@ class Cluster:
         return sorted(
             [
                 *(topic["topic_name"], topic["paused"], topic["depth"]),
-                *sorted([each["channel_name"], each["paused"]] for each in topic["channels"]),
+                *sorted(
+                    [channel["channel_name"], channel["paused"]] for channel in topic["channels"]
+                ),
             ]
             for topic in topics
         )
@@ -99,11 +101,13 @@ def _unordered(value: Any) -> Any:
     """Lists in one order: what comes from maps of Go's has none."""
     if isinstance(value, dict):
         if "tombstones" in value and value.get("topics"):
-            names = [each if isinstance(each, str) else each["topic"] for each in value["topics"]]
+            names = [
+                topic if isinstance(topic, str) else topic["topic"] for topic in value["topics"]
+            ]
             value = value | {"tombstones": dict(zip(names, value["tombstones"], strict=False))}
         return {name: _unordered(value[name]) for name in value.keys() - _TIMES}
     if isinstance(value, list):
-        return sorted((_unordered(each) for each in value), key=repr)
+        return sorted((_unordered(item) for item in value), key=repr)
     return value
 
 
@@ -128,17 +132,17 @@ def cluster(ours: bool) -> Iterator[Cluster]:
         process = stack.enter_context(subprocess.Popen(admin.command, stdout=log, stderr=log))
         stack.callback(process.terminate)
         admin.wait()
-        found = Cluster(lookup, broker, admin)
-        until(lambda: found.known().keys() >= {"orders", "quiet"})
-        until(lambda: found.known()["orders"][0] == ["audit", "billing"])
-        yield found
+        made = Cluster(lookup, broker, admin)
+        until(lambda: made.known().keys() >= {"orders", "quiet"})
+        until(lambda: made.known()["orders"][0] == ["audit", "billing"])
+        yield made
 
 
 def test_nsqadmin_shows_the_same_of_both() -> None:
     shown = []
     for ours in (True, False):
-        with cluster(ours) as each:
-            shown.append({path: each.ask(path) for path in PATHS})
+        with cluster(ours) as one:
+            shown.append({path: one.ask(path) for path in PATHS})
     mine, theirs = shown
     for path in PATHS:
         assert mine[path] == theirs[path], path
@@ -154,9 +158,9 @@ def test_nsqadmin_does_the_same_through_both() -> None:
             time.sleep(_SETTLED_S)  # until nsqlookupd has heard of all of it
             answers.append((answer, theirs.known(), theirs.has()))
     with cluster(ours=True) as mine:
-        for (method, path, fields), (answer, known, has) in zip(DEEDS, answers, strict=True):
+        for (method, path, fields), (answer, expected, has) in zip(DEEDS, answers, strict=True):
             assert mine.ask(path, method, **fields) == answer, (method, path, fields)
             deadline_s = time.monotonic() + _LOOKUP_S
-            while (mine.known(), mine.has()) != (known, has) and time.monotonic() < deadline_s:
+            while (mine.known(), mine.has()) != (expected, has) and time.monotonic() < deadline_s:
                 time.sleep(0.02)
-            assert (mine.known(), mine.has()) == (known, has), (method, path, fields)
+            assert (mine.known(), mine.has()) == (expected, has), (method, path, fields)

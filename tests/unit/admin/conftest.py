@@ -12,11 +12,11 @@ from martlet.testing import Broker
 
 @pytest.fixture
 async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
+    async with two_brokers() as both:
+        yield both
 
 
 @pytest.fixture
 async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
+    async with page_of([broker.http_address for broker in brokers]) as one_page:
+        yield one_page

@@ -21,7 +21,7 @@ from tests.admin_page import (
     publish,
 )
 
-from martlet.admin.forms import ACTIONS
+from martlet.admin.pages import ACTIONS
 from martlet.client.admin.http import AdminHttp
 from martlet.testing import Broker
 
@@ -35,13 +35,13 @@ def url(broker: Broker) -> str:
 
 
 def notice(html: str) -> str:
-    (found,) = re.findall(r'<p class="notice" role="status">([^<]*)</p>', html)
-    return str(found)
+    (text,) = re.findall(r'<p class="notice" role="status">([^<]*)</p>', html)
+    return str(text)
 
 
 async def channels(brokers: list[Broker]) -> list[dict[str, Any]]:
     """What each broker says of the channel work."""
-    return [(await counts(each, "orders"))["channels"][0] for each in brokers]
+    return [(await counts(broker, "orders"))["channels"][0] for broker in brokers]
 
 
 @pytest.fixture
@@ -73,21 +73,21 @@ async def test_pause_and_unpause_a_channel(page: Page, brokers: list[Broker]) ->
     assert notice(html) == "Channel work of orders was paused at 2 brokers"
     # Without JavaScript the page that follows is all that a user sees.
     assert html.count('<span class="tag">paused</span>') == 3
-    assert [each["paused"] for each in await channels(brokers)] == [True, True]
+    assert [channel["paused"] for channel in await channels(brokers)] == [True, True]
     one = url(brokers[1])
     html = await page.act("unpause_channel", **WORK, broker=one, back="/topics/orders/work")
     assert notice(html) == f"Channel work of orders was unpaused at {brokers[1].http_address}"
-    assert [each["paused"] for each in await channels(brokers)] == [True, False]
+    assert [channel["paused"] for channel in await channels(brokers)] == [True, False]
 
 
 async def test_pause_and_unpause_a_topic(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("pause_topic", **ORDERS, broker=url(brokers[0]))
     assert notice(html) == f"Topic orders was paused at {brokers[0].http_address}"
-    assert [(await counts(each, "orders"))["paused"] for each in brokers] == [True, False]
+    assert [(await counts(broker, "orders"))["paused"] for broker in brokers] == [True, False]
     assert notice(await page.act("unpause_topic", **ORDERS)) == (
         "Topic orders was unpaused at 2 brokers"
     )
-    assert [(await counts(each, "orders"))["paused"] for each in brokers] == [False, False]
+    assert [(await counts(broker, "orders"))["paused"] for broker in brokers] == [False, False]
 
 
 @pytest.mark.parametrize("verb", ["pause", "unpause"])
@@ -97,12 +97,12 @@ async def test_a_pause_is_one_request_to_each_broker_that_has_it(
 ) -> None:
     first, second = brokers
     await change(first.http_address, "/topic/create?topic=alone")
-    for each in brokers:
-        await change(each.http_address, "/topic/create?topic=halved")
+    for broker in brokers:
+        await change(broker.http_address, "/topic/create?topic=halved")
     await change(second.http_address, "/channel/create?topic=halved&channel=work")
     await change(first.http_address, "/channel/create?topic=alone&channel=work")
     action, path = f"{verb}_{kind}", f"/{kind}/{verb}"
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/orders")
         requests.clear()
@@ -110,7 +110,7 @@ async def test_a_pause_is_one_request_to_each_broker_that_has_it(
             await post(page, action, **WORK)
             == f"{subject(kind, 'orders')} was {verb}d at 2 brokers"
         )
-        assert sorted(requests) == sorted(f"POST {url(each)}{path}" for each in brokers)
+        assert sorted(requests) == sorted(f"POST {url(broker)}{path}" for broker in brokers)
         requests.clear()
         text = await post(page, action, **WORK, broker=url(second))
         assert text == f"{subject(kind, 'orders')} was {verb}d at {second.http_address}"
@@ -150,7 +150,7 @@ async def test_a_broker_that_got_the_topic_by_the_page_is_paused_too(
     brokers: list[Broker],
 ) -> None:
     await change(brokers[0].http_address, "/topic/create?topic=new")
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/new")
         await post(page, "create_topic", topic="new")
@@ -158,7 +158,7 @@ async def test_a_broker_that_got_the_topic_by_the_page_is_paused_too(
 
 
 async def test_a_topic_that_no_look_has_seen_is_paused(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics")
         await change(brokers[1].http_address, "/topic/create?topic=new")
@@ -181,7 +181,7 @@ async def test_a_form_may_name_a_broker_that_no_look_has_seen() -> None:
 async def test_what_removes_no_message_reads_no_counts(
     brokers: list[Broker], requests: list[str]
 ) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/orders")
         requests.clear()
@@ -189,7 +189,9 @@ async def test_what_removes_no_message_reads_no_counts(
         assert requests == [f"POST {url(brokers[0])}/pub"]
         requests.clear()
         await post(page, "create_channel", topic="orders", channel="more")
-        assert sorted(requests) == sorted(f"POST {url(each)}/channel/create" for each in brokers)
+        assert sorted(requests) == sorted(
+            f"POST {url(broker)}/channel/create" for broker in brokers
+        )
 
 
 async def test_empty_a_channel(page: Page, brokers: list[Broker]) -> None:
@@ -198,9 +200,9 @@ async def test_empty_a_channel(page: Page, brokers: list[Broker]) -> None:
         f"Channel work of orders was emptied at {brokers[0].http_address};"
         " it can be undone on the page of the channel"
     )
-    assert [each["depth"] for each in await channels(brokers)] == [0, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [0, 2]
     await page.act("empty_channel", **WORK)
-    assert [each["depth"] for each in await channels(brokers)] == [0, 0]
+    assert [channel["depth"] for channel in await channels(brokers)] == [0, 0]
 
 
 async def test_empty_a_topic_leaves_its_channels(page: Page, brokers: list[Broker]) -> None:
@@ -210,7 +212,7 @@ async def test_empty_a_topic_leaves_its_channels(page: Page, brokers: list[Broke
     assert notice(html) == f"Topic new was emptied at {brokers[0].http_address}"
     assert (await counts(brokers[0], "new"))["depth"] == 0
     await page.act("empty_topic", **ORDERS)
-    assert [each["depth"] for each in await channels(brokers)] == [3, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
 
 
 async def test_delete_a_channel_and_a_topic(page: Page, brokers: list[Broker]) -> None:
@@ -218,17 +220,17 @@ async def test_delete_a_channel_and_a_topic(page: Page, brokers: list[Broker]) -
     html = await page.act("delete_channel", **WORK, typed="orders / work", back=back)
     assert notice(html) == "Channel work of orders was deleted at 2 brokers"
     assert "<h1>Topic orders" in html
-    assert [(await counts(each, "orders"))["channels"] for each in brokers] == [[], []]
+    assert [(await counts(broker, "orders"))["channels"] for broker in brokers] == [[], []]
     html = await page.act("delete_topic", **ORDERS, typed="orders", back="/topics/orders?q=a")
     assert notice(html) == "Topic orders was deleted at 2 brokers"
     assert "<h1>Topics</h1>" in html
-    assert [await counts(each, "orders") for each in brokers] == [{}, {}]
+    assert [await counts(broker, "orders") for broker in brokers] == [{}, {}]
 
 
 async def test_create_a_topic_and_a_channel(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("create_topic", topic="new", queues="3", back="/topics")
     assert notice(html) == "Topic new was created at 2 brokers"
-    assert [len((await counts(each, "new"))["queues"]) for each in brokers] == [3, 3]
+    assert [len((await counts(broker, "new"))["queues"]) for broker in brokers] == [3, 3]
     html = await page.act("create_channel", topic="new", channel="c#ephemeral", back="/topics/new")
     assert notice(html) == "Channel c#ephemeral of new was created at 2 brokers"
     assert 'href="/topics/new/c%23ephemeral"' in html
@@ -242,9 +244,9 @@ async def test_publish_a_message(page: Page, brokers: list[Broker]) -> None:
         headers="a: b\n\nc:d", order_key="o",
     )  # fmt: skip
     assert notice(html) == f"A message was published to orders at {brokers[1].http_address}"
-    assert [each["depth"] for each in await channels(brokers)] == [3, 3]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 3]
     await page.act("publish_message", **ORDERS, broker=url(brokers[1]), body="x", defer="1h")
-    assert [each["depth"] for each in await channels(brokers)] == [3, 3]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -263,16 +265,16 @@ async def test_a_message_that_cannot_be_published(
     page: Page, brokers: list[Broker], fields: dict[str, str], problem: str
 ) -> None:
     assert problem in await page.act("publish_message", 400, **ORDERS, **fields)
-    assert [each["depth"] for each in await channels(brokers)] == [3, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
 
 
 async def test_several_topics_at_once(page: Page, brokers: list[Broker]) -> None:
     for name in ("a", "b"):
         await change(brokers[0].http_address, f"/topic/create?topic={name}")
     query = urlencode({"action": "pause_topic", "topics": ["a", "b"]}, doseq=True)
-    asked = await page.get(f"/confirm?{query}")
-    assert "Pause 2 topics on 1 broker" in asked
-    assert "a, b" in asked
+    preview = await page.get(f"/confirm?{query}")
+    assert "Pause 2 topics on 1 broker" in preview
+    assert "a, b" in preview
     html = await page.act("pause_topic", topics=["a", "none", "b"], back="/topics")
     assert notice(html).startswith(
         f"Topic b was paused at {brokers[0].http_address}, and so was 1 other topic,"
@@ -290,32 +292,32 @@ async def test_confirmations_have_the_numbers(page: Page, brokers: list[Broker])
     everywhere = urlencode({**WORK, "action": "empty_channel"})
     topic = urlencode({**ORDERS, "action": "delete_topic"})
     async with consumer_of(brokers[0], client_id="c"), consumer_of(brokers[1], client_id="d"):
-        asked = await page.get(f"/confirm?{one}")
-        assert f"Empty 3 messages on {brokers[0].http_address}</button>" in asked
-        assert 'name="typed"' not in asked
+        preview = await page.get(f"/confirm?{one}")
+        assert f"Empty 3 messages on {brokers[0].http_address}</button>" in preview
+        assert 'name="typed"' not in preview
         assert "Empty 5 messages on 2 brokers</button>" in await page.get(f"/confirm?{everywhere}")
-        asked = await page.get(f"/confirm?{topic}")
-    assert "Delete topic orders with 5 messages on 2 brokers</button>" in asked
-    assert "1 channel and all policies are deleted, too" in asked
-    assert "<code>orders</code>" in asked
-    assert 'name="typed" required' in asked
+        preview = await page.get(f"/confirm?{topic}")
+    assert "Delete topic orders with 5 messages on 2 brokers</button>" in preview
+    assert "1 channel and all policies are deleted, too" in preview
+    assert "<code>orders</code>" in preview
+    assert 'name="typed" required' in preview
 
 
 async def test_a_count_that_grew_while_a_user_read_it_wants_the_name(
     page: Page, brokers: list[Broker]
 ) -> None:
-    asked = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
-    assert 'name="typed"' not in asked
+    preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+    assert 'name="typed"' not in preview
     await publish(brokers[0], "orders", 996)
-    asked = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
-    assert "Empty 1,001 messages on 2 brokers</button>" in asked
-    assert 'name="typed" required' in asked
+    preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+    assert "Empty 1,001 messages on 2 brokers</button>" in preview
+    assert 'name="typed" required' in preview
     refused = await page.act("empty_channel", 400, **WORK)
     assert "Empty 1,001 messages on 2 brokers: type &#39;orders / work&#39; to confirm" in refused
     await page.act("empty_channel", 400, **WORK, typed="orders/work")
-    assert [each["depth"] for each in await channels(brokers)] == [999, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [999, 2]
     await page.act("empty_channel", **WORK, typed=" orders / work ")
-    assert [each["depth"] for each in await channels(brokers)] == [0, 0]
+    assert [channel["depth"] for channel in await channels(brokers)] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["delete_topic", "delete_channel"])
@@ -324,7 +326,7 @@ async def test_a_deletion_without_its_name_is_refused(
     page: Page, brokers: list[Broker], name: str, typed: str
 ) -> None:
     assert "to confirm" in await page.act(name, 400, **WORK, typed=typed)
-    assert [each["depth"] for each in await channels(brokers)] == [3, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -379,8 +381,8 @@ async def test_a_form_leads_to_no_other_site(brokers: list[Broker], back: str) -
 async def test_a_broker_that_does_not_do_it_is_named(brokers: list[Broker]) -> None:
     addresses = [brokers[0].http_address, "127.0.0.1:1"]
     async with page_of(addresses) as page:
-        asked = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
-        assert "Nothing happens at 127.0.0.1:1" in asked
+        preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+        assert "Nothing happens at 127.0.0.1:1" in preview
         text = notice(await page.act("pause_channel", **WORK))
     assert text.startswith(f"Channel work of orders was paused at {brokers[0].http_address}, but")
     assert "127.0.0.1:1: connection refused" in text
@@ -388,7 +390,7 @@ async def test_a_broker_that_does_not_do_it_is_named(brokers: list[Broker]) -> N
 
 async def test_those_who_may_not_act_are_refused(brokers: list[Broker], tmp_path: Path) -> None:
     file = tmp_path / "audit"
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, admin_users=("ann",), audit_file=str(file)) as page:
         for name in ACTIONS:
             form: dict[str, Any] = {**WORK, "typed": "orders", "body": "x"}
@@ -397,7 +399,7 @@ async def test_those_who_may_not_act_are_refused(brokers: list[Broker], tmp_path
         page.session.headers["X-Forwarded-User"] = "ann"
         await page.act("pause_channel", **WORK)
         shown = await page.get("/audit?q=ann")
-    assert [each["depth"] for each in await channels(brokers)] == [3, 2]
+    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
     (entry,) = [json.loads(line) for line in file.read_text().splitlines()]
     assert (entry["action"], entry["user"], entry["result"]) == ("pause_channel", "ann", "done")
     refused = (tmp_path / "audit.refused").read_text().splitlines()
@@ -419,8 +421,8 @@ async def test_a_lookup_daemons_topics() -> None:
         assert "<td>first</td>" in html
         html = await page.act("register", topic="orders", channel="more", back="/lookup")
         assert notice(html) == "Channel more of orders was created at 1 broker and 1 lookup daemon"
-        found = (await counts(broker, "orders"))["channels"]
-        assert "more" in {each["channel_name"] for each in found}
+        after = (await counts(broker, "orders"))["channels"]
+        assert "more" in {channel["channel_name"] for channel in after}
         html = await page.act("delete_topic", topic="later", typed="later", back="/lookup")
         assert notice(html) == "Topic later was deleted at 1 lookup daemon"
         assert "None: each topic that a daemon knows has a broker." in html
@@ -436,8 +438,8 @@ async def test_a_broker_is_hidden_from_lookups() -> None:
         assert 'value="tombstone_topic_producer"' in await page.get(node)
         form: dict[str, Any] = {"topic": "orders", "broker": url(broker), "back": node}
         query = urlencode({"action": "tombstone_topic_producer", **form})
-        asked = await page.get(f"/confirm?{query}")
-        assert f"Hide topic orders of {broker.http_address}</button>" in asked
+        preview = await page.get(f"/confirm?{query}")
+        assert f"Hide topic orders of {broker.http_address}</button>" in preview
         html = await page.act("tombstone_topic_producer", **form)
         assert notice(html) == (
             f"Topic orders of {broker.http_address} was hidden at 1 lookup daemon"

@@ -33,7 +33,7 @@ def entries_in(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers_in(path: Path) -> list[int]:
-    return [int(each["topic"].removeprefix("topic-")) for each in entries_in(path)]
+    return [int(entry["topic"].removeprefix("topic-")) for entry in entries_in(path)]
 
 
 def page(file: Path, **options: Any) -> Any:
@@ -52,7 +52,7 @@ async def test_the_file_is_rotated_by_size_and_old_ones_are_deleted(tmp_path: Pa
     async with page(file, max_audit_bytes=2 * size + 50, audit_backups=2) as one:
         await act(one, *range(1, 9))
         assert await shown(one) == [*range(8, -1, -1)]
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.refused")
     ]
     kept = [numbers_in(tmp_path / f"audit.jsonl{end}") for end in (".2", ".1", "")]
@@ -108,9 +108,9 @@ async def test_the_files_are_for_their_user_alone(tmp_path: Path) -> None:
             await refuse(made, "evil.example")
     finally:
         os.umask(before)
-    found = list(tmp_path.iterdir())
-    assert len(found) > 1
-    assert {path.stat().st_mode & 0o777 for path in found} == {0o600}
+    paths = list(tmp_path.iterdir())
+    assert len(paths) > 1
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
 
 
 async def test_refusals_are_one_line_for_each_address_reason_and_minute(
@@ -136,7 +136,7 @@ async def test_refusals_are_one_line_for_each_address_reason_and_minute(
     assert "and 20 more in that minute" in text
     assert not file.read_text()
     kept = entries_in(tmp_path / "audit.jsonl.refused")
-    assert [(each["reason"], each["timestamp"] - MINUTE) for each in kept] == [
+    assert [(entry["reason"], entry["timestamp"] - MINUTE) for entry in kept] == [
         ("host", 0),
         ("other site", 59),
         ("host", 60),
@@ -159,7 +159,7 @@ async def test_a_flood_of_refusals_leaves_what_was_done(
             now_s += 60
             await refuse(one, "evil.example")
         assert await shown(one) == [1]
-        refusals = [each for each in one.server._audit.entries if each.result == "refused"]
+        refusals = [entry for entry in one.server._audit.entries if entry.result == "refused"]
         assert len(refusals) == 3
     assert numbers_in(file) == [1]
     assert not (tmp_path / "audit.jsonl.1").exists()
@@ -179,7 +179,7 @@ async def test_refusals_in_the_file_of_an_earlier_version_take_no_place_of_actio
     (entry,) = entries_in(file)
     del entry["reason"], entry["count"]
     old = {**entry, "topic": "", "result": "refused"}
-    file.write_text("".join(json.dumps(each) + "\n" for each in [entry, *[old] * 9]))
+    file.write_text("".join(json.dumps(row) + "\n" for row in [entry, *[old] * 9]))
     monkeypatch.setattr("martlet.admin.audit.MAX_SHOWN", 3)
     async with page(file) as one:
         assert await shown(one) == [1]
@@ -218,4 +218,4 @@ async def test_viewers_of_numbers_see_no_names_in_the_audit(tmp_path: Path) -> N
         for seen in ("zoe", "127.0.0.1", "create_topic"):
             assert seen in text.partition("<table>")[2]
         assert json.loads((await one.get("/audit/export?q=zoe")).splitlines()[0])["user"] == "zoe"
-        assert "export_audit" in [each.action for each in one.server._audit.entries]
+        assert "export_audit" in [entry.action for entry in one.server._audit.entries]

@@ -16,8 +16,8 @@ DEEP = b"[" * 100_000
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    async with broker_of(1) as broker, page_of([broker.http_address]) as found:
-        yield found
+    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
+        yield page
 
 
 async def ask(page: Page, method: str, path: str, body: bytes = b"", **headers: str) -> str:
@@ -42,16 +42,16 @@ async def ask(page: Page, method: str, path: str, body: bytes = b"", **headers: 
     ],
 )
 async def test_a_form_that_cannot_be_read_is_refused(page: Page, kind: str, body: bytes) -> None:
-    found = await ask(page, "POST", "/act", body, Content_Type=kind)
-    assert found.startswith("400 ")
-    assert "the form cannot be read: " in found
+    answer = await ask(page, "POST", "/act", body, Content_Type=kind)
+    assert answer.startswith("400 ")
+    assert "the form cannot be read: " in answer
 
 
 @pytest.mark.parametrize("path", ["/act", "/api/topics"])
 async def test_a_body_that_is_compressed_wrongly_is_refused(page: Page, path: str) -> None:
-    found = await ask(page, "POST", path, b"xx", Content_Type=FORM, Content_Encoding="gzip")
-    assert found.startswith("400 ")
-    assert "the body of the request cannot be read: " in found
+    answer = await ask(page, "POST", path, b"xx", Content_Type=FORM, Content_Encoding="gzip")
+    assert answer.startswith("400 ")
+    assert "the body of the request cannot be read: " in answer
 
 
 @pytest.mark.parametrize(
@@ -66,26 +66,26 @@ async def test_a_body_that_is_compressed_wrongly_is_refused(page: Page, path: st
 async def test_json_that_is_too_deep_is_refused(
     page: Page, method: str, path: str, message: str
 ) -> None:
-    found = await ask(page, method, path, DEEP)
-    assert found.startswith("400 ")
-    assert message in found
+    answer = await ask(page, method, path, DEEP)
+    assert answer.startswith("400 ")
+    assert message in answer
 
 
 async def test_names_in_an_address_are_checked(page: Page) -> None:
-    found = await ask(page, "GET", "/groups/a%2fb/%ff")
-    assert found.startswith("400 ")
-    assert "topic &#39;a/b&#39; is not valid" in found
+    answer = await ask(page, "GET", "/groups/a%2fb/%ff")
+    assert answer.startswith("400 ")
+    assert "topic &#39;a/b&#39; is not valid" in answer
 
 
 async def test_a_page_to_go_back_to_that_is_no_address_is_left_out(page: Page) -> None:
-    found = await ask(page, "GET", "/confirm?action=delete_topic&topic=orders&back=//[")
-    assert found.startswith("200 ")
-    assert 'href="/"' in found
+    answer = await ask(page, "GET", "/confirm?action=delete_topic&topic=orders&back=//[")
+    assert answer.startswith("200 ")
+    assert 'href="/"' in answer
 
 
 async def test_an_origin_that_is_no_address_is_of_another_site(page: Page) -> None:
-    found = await ask(page, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://[")
-    assert found.startswith("403 ")
+    answer = await ask(page, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://[")
+    assert answer.startswith("403 ")
 
 
 @pytest.mark.parametrize(

@@ -109,19 +109,19 @@ def test_a_broker_that_lookup_daemons_forgot_is_shown_for_a_time() -> None:
 def test_all_brokers_are_away() -> None:
     errors = {A: AdminError(A, "timeout"), B: AdminError(B, "refused")}
     view = without_answers(AdminError(A, "timeout", errors=errors), both(), 110.0)
-    assert [each.error for each in view.missing] == ["timeout", "refused"]
+    assert [broker.error for broker in view.missing] == ["timeout", "refused"]
     assert view.error == f"{A}: timeout"
     assert view.topics == {}
 
 
 def test_a_lookup_daemon_that_is_away_is_not_the_brokers_fault() -> None:
     view = without_answers(AdminError("http://l:4161", "refused"), both(), 110.0)
-    assert [each.error for each in view.missing] == ["not asked: http://l:4161: refused"] * 2
+    assert [broker.error for broker in view.missing] == ["not asked: http://l:4161: refused"] * 2
 
 
 def test_the_last_broker_is_forgotten_by_lookup_daemons() -> None:
     view = without_answers(AdminNotFound("http://l:4161", "no broker", 404), both(), 110.0)
-    assert all("no lookup daemon names it" in each.error for each in view.missing)
+    assert all("no lookup daemon names it" in broker.error for broker in view.missing)
     assert len(view.missing) == 2
 
 

@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 
 
 class Brokers:
-    """Answers looks: each time with one message more."""
+    """Answers polls: each time with one message more."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
-        self.looks = 0
+        self.polls = 0
         self.asked = asyncio.Event()
         self.delay_s = delay_s
         self.error: Exception | None = None
 
     async def look(self, limit_s: float) -> Answers[NodeStats]:
-        self.looks += 1
+        self.polls += 1
         self.asked.set()
         await asyncio.sleep(self.delay_s)
         if self.error:
             raise self.error
-        return Answers({A: node(self.looks)})
+        return Answers({A: node(self.polls)})
 
 
 @asynccontextmanager
@@ -58,10 +58,10 @@ async def test_all_tabs_share_a_look() -> None:
     async with running(brokers.look) as collector:
         view = await collector.fresh()
         for _ in range(3):
-            before = brokers.looks
+            before = brokers.polls
             views = await asyncio.gather(*(collector.following(view) for _ in range(50)))
-            assert {id(each) for each in views} == {id(collector.view)}
-            assert brokers.looks == before + 1
+            assert {id(view) for view in views} == {id(collector.view)}
+            assert brokers.polls == before + 1
             view = views[0]
 
 
@@ -77,7 +77,7 @@ async def test_without_a_tab_brokers_are_asked_at_the_idle_interval(
         async with collector._changed:  # not `following`, which a tab calls
             await collector._changed.wait_for(lambda: collector.view is not view)
         assert loop.time() - began_s >= 0.35
-        assert brokers.looks == 2
+        assert brokers.polls == 2
 
 
 async def test_where_answers_are_slow_they_are_asked_less() -> None:
@@ -109,8 +109,8 @@ async def test_a_broker_that_hangs_does_not_delay_the_looks(
         view = await collector.fresh()
         for _ in range(4):
             view = await collector.following(view)
-        assert [each.url for each in view.missing] == ["http://b"]
-        assert time.monotonic() - began_s < 50, "a thousand times as long as looks take is minutes"
+        assert [broker.url for broker in view.missing] == ["http://b"]
+        assert time.monotonic() - began_s < 50, "a thousand times as long as polls take is minutes"
         assert limits[:5] == [0.4, 0.2, 0.2, 0.4, 0.4]
 
 
@@ -118,24 +118,24 @@ async def test_after_a_change_the_look_began_later() -> None:
     brokers = Brokers(delay_s=0.05)
     async with running(brokers.look, interval_s=60.0) as collector:
         await brokers.asked.wait()
-        await collector.look_now()  # while the first look is under way
-        assert brokers.looks == 2
-        await collector.look_now()  # in its pause of a minute
-        assert brokers.looks == 3
+        await collector.poll_now()  # while the first poll is under way
+        assert brokers.polls == 2
+        await collector.poll_now()  # in its pause of a minute
+        assert brokers.polls == 3
 
 
 async def test_after_a_change_the_next_page_waits_for_a_look_that_all_tabs_share() -> None:
     brokers = Brokers()
     async with running(brokers.look, interval_s=60.0) as collector:
         view = await collector.fresh()
-        collector.look_later(is_in_place=True)
-        assert (collector.places, brokers.looks) == (view, 1)
-        collector.look_later(is_in_place=False)
-        assert (collector.places, brokers.looks) == (None, 1)
+        collector.poll_later(is_in_place=True)
+        assert (collector.topology, brokers.polls) == (view, 1)
+        collector.poll_later(is_in_place=False)
+        assert (collector.topology, brokers.polls) == (None, 1)
         views = await asyncio.gather(*(collector.fresh() for _ in range(3)))
-        assert collector.places in views
-        assert {id(each) for each in views} == {id(collector.view)}
-        assert brokers.looks == 2
+        assert collector.topology in views
+        assert {id(view) for view in views} == {id(collector.view)}
+        assert brokers.polls == 2
 
 
 async def test_a_view_is_fresh_for_an_interval() -> None:
@@ -143,7 +143,7 @@ async def test_a_view_is_fresh_for_an_interval() -> None:
     async with running(brokers.look, interval_s=60.0) as collector:
         view = await collector.fresh()
         assert await collector.fresh() is view
-        assert brokers.looks == 1
+        assert brokers.polls == 1
 
 
 async def test_all_brokers_are_away_and_come_back() -> None:
@@ -157,7 +157,7 @@ async def test_all_brokers_are_away_and_come_back() -> None:
         brokers.error = None
         view = await collector.following(view)
         assert (view.error, view.missing) == ("", [])
-        assert view.topics["orders"].total_depth == brokers.looks + 1
+        assert view.topics["orders"].total_depth == brokers.polls + 1
 
 
 async def test_a_fault_is_shown_and_logged_and_does_not_end_it(
@@ -205,7 +205,7 @@ async def test_a_step_of_the_wall_clock_changes_no_age_and_no_rate(
         assert 0 <= view.took_s < 60
         steps += step_s
         assert await collector.fresh() is view
-        view = await collector.look_now()
+        view = await collector.poll_now()
         assert view.topics["orders"].channels["work"].in_per_s > 1 / 60
         assert 0 <= view.took_s < 60
 
@@ -217,12 +217,12 @@ async def test_it_ends_where_it_is_cancelled_while_it_is_woken(turns: int) -> No
     task = asyncio.create_task(collector.run())
     view = await collector.fresh()
     asking = asyncio.create_task(collector.following(view))
-    looking = asyncio.create_task(collector.look_now())
+    polling = asyncio.create_task(collector.poll_now())
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=5)
     assert done, "it goes on"
     asking.cancel()
-    looking.cancel()
-    await asyncio.gather(task, asking, looking, return_exceptions=True)
+    polling.cancel()
+    await asyncio.gather(task, asking, polling, return_exceptions=True)

@@ -50,8 +50,8 @@ async def test_a_broker_tells_which_daemons_hide_it() -> None:
         assert f"Known to {daemon.http_address}." in text_of(await page.get(path))
         url = f"http://{broker.http_address}"
         await page.act("tombstone_topic_producer", topic="orders", broker=url)
-        found = text_of(await page.get(path))
-        assert f"Known to {daemon.http_address} (hidden there for orders)" in found
+        text = text_of(await page.get(path))
+        assert f"Known to {daemon.http_address} (hidden there for orders)" in text
 
 
 @pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)], ids=["unknown", "trusted"])
@@ -137,9 +137,9 @@ async def test_a_channel_is_deleted_at_one_broker_alone() -> None:
         url = f"http://{brokers[0].http_address}"
         where = {"topic": "orders", "channel": "work", "broker": url}
         await page.act("delete_channel", typed="orders / work", status=200, **where)
-        async with Admin([each.http_address for each in brokers]) as admin:
+        async with Admin([broker.http_address for broker in brokers]) as admin:
             answers = await admin.channels.list("orders")
-        assert [len(found) for found in answers.values.values()] == [0, 1]
+        assert [len(answer) for answer in answers.values.values()] == [0, 1]
 
 
 async def test_the_audit_is_exported_as_its_filter_says() -> None:

@@ -44,7 +44,7 @@ async def test_forms_of_other_sites_and_hosts_are_refused(
     async with broker_of(1) as broker, page_of([broker.http_address]) as page:
         assert await post(page, **headers) == status
         entries = list(page.server._audit.entries)
-        assert [each.result for each in entries] == ["done" if status == 303 else "refused"]
+        assert [entry.result for entry in entries] == ["done" if status == 303 else "refused"]
 
 
 async def test_a_page_under_a_foreign_name_is_refused_to_read_too() -> None:
@@ -111,9 +111,9 @@ async def test_a_wrong_password_is_in_the_audit_and_a_missing_one_is_not(tmp_pat
         broker_of(1) as broker,
         page_of([broker.http_address], htpasswd_file=str(file)) as page,
     ):
-        for given, status in (("", 401), ("ann:guess", 401), ("ann:secret", 200)):
-            word = base64.b64encode(given.encode()).decode()
-            headers = {"Authorization": f"Basic {word}"} if given else {}
+        for credentials, status in (("", 401), ("ann:guess", 401), ("ann:secret", 200)):
+            word = base64.b64encode(credentials.encode()).decode()
+            headers = {"Authorization": f"Basic {word}"} if credentials else {}
             async with page.session.get(f"{page.url}/counter", headers=headers) as answer:
                 assert answer.status == status
         (entry,) = page.server._audit.entries

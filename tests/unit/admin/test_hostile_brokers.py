@@ -28,8 +28,8 @@ def channel(**fields: Any) -> dict[str, Any]:
 
 
 def topic(**fields: Any) -> dict[str, Any]:
-    known = {"topic_name": "orders", **dict.fromkeys(COUNTS, 0), "paused": False}
-    return {**known, "channels": [channel()], **fields}
+    usual = {"topic_name": "orders", **dict.fromkeys(COUNTS, 0), "paused": False}
+    return {**usual, "channels": [channel()], **fields}
 
 
 def stats(*topics: Any, **fields: Any) -> str:
@@ -111,8 +111,8 @@ async def test_an_unintelligible_broker_is_named_and_the_others_go_on(answer: st
             assert "fault of this page" not in text
         assert "orders" in await page.get("/topics")
         for path in API:
-            found = json.loads(await page.get(path))
-            assert found["message"].startswith(f"WARNING: http://{address}"), path
+            shown = json.loads(await page.get(path))
+            assert shown["message"].startswith(f"WARNING: http://{address}"), path
 
 
 async def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
@@ -123,10 +123,10 @@ async def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
 
 async def test_percentiles_that_are_no_numbers_are_a_warning() -> None:
     wrong = {"count": 1, "percentiles": [{"quantile": [], "value": "1"}]}
-    for each in (topic(e2e_processing_latency=wrong), topic(e2e_processing_latency=[1])):
-        async with beside(answering(stats(each))) as (page, address):
-            found = json.loads(await page.get("/api/topics/orders"))
-            assert address in found["message"]
+    for answer in (topic(e2e_processing_latency=wrong), topic(e2e_processing_latency=[1])):
+        async with beside(answering(stats(answer))) as (page, address):
+            shown = json.loads(await page.get("/api/topics/orders"))
+            assert address in shown["message"]
 
 
 async def _begin(request: web.Request, **headers: str) -> web.StreamResponse:
@@ -209,8 +209,8 @@ async def test_a_broker_without_measure_keeps_no_page_waiting(reply: Reply) -> N
             assert "fault of this page" not in text
         assert "orders" in await page.get("/topics")
         for path in API[:2]:
-            found = json.loads(await page.get(path))
-            assert found["message"].startswith(f"WARNING: http://{address}"), path
+            shown = json.loads(await page.get(path))
+            assert shown["message"].startswith(f"WARNING: http://{address}"), path
         await page.get(f"/nodes/{address}")
         await page.act("pause_channel", topic="orders", channel="work")
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb

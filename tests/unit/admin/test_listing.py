@@ -39,12 +39,12 @@ def test_the_filter_is_part_of_a_name_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "page"),
+    ("text", "page"),
     [("1", 1), ("2", 2), ("3", 3), ("4", 3), ("0", 1), ("-1", 1), ("x", 1), ("9" * 30, 1)],
 )
-def test_a_page_that_is_not_there_is_the_nearest_or_the_first(asked: str, page: int) -> None:
+def test_a_page_that_is_not_there_is_the_nearest_or_the_first(text: str, page: int) -> None:
     rows: list[Row] = [(f"{number:03}", 0) for number in range(2 * ROWS + 1)]
-    table = listing(rows, COLUMNS, {"page": asked}, lambda row: row[0], "name")
+    table = listing(rows, COLUMNS, {"page": text}, lambda row: row[0], "name")
     assert (table.page, table.pages) == (page, 3)
     assert table.rows[0][0] == f"{(page - 1) * ROWS:03}"
     assert len(table.rows) == (1 if page == 3 else ROWS)

@@ -30,10 +30,10 @@ async def ask(
 
 
 def channel(host: str, depth: int, *, quantiles: tuple[tuple[float, float], ...] = ()) -> Any:
-    found = new_channel(f"{host}:4151", "t", "c")
-    found |= {"hostname": host, "depth": depth, "paused": depth > 4}
-    found["e2e_processing_latency"] = latency(depth, *quantiles)
-    return found
+    stats = new_channel(f"{host}:4151", "t", "c")
+    stats |= {"hostname": host, "depth": depth, "paused": depth > 4}
+    stats["e2e_processing_latency"] = latency(depth, *quantiles)
+    return stats
 
 
 def latency(count: int, *quantiles: tuple[float, float]) -> Any:
@@ -55,7 +55,7 @@ def test_percentiles_are_averaged_by_their_counts() -> None:
     add_channel(total, channel("a", 1, quantiles=((0.5, 100.0), (0.99, 800.0))))
     add_channel(total, channel("b", 3, quantiles=((0.5, 500.0),)))
     assert (total["node"], total["depth"], total["paused"]) == ("*", 4, False)
-    assert [each["hostname"] for each in total["nodes"]] == ["a", "b"]
+    assert [node["hostname"] for node in total["nodes"]] == ["a", "b"]
     assert total["e2e_processing_latency"] == {
         "count": 4,
         "percentiles": [
@@ -67,7 +67,7 @@ def test_percentiles_are_averaged_by_their_counts() -> None:
         "host": "*",
     }
     add_channel(total, channel("0", 5))
-    assert [each["hostname"] for each in total["nodes"]] == ["0", "a", "b"]
+    assert [node["hostname"] for node in total["nodes"]] == ["0", "a", "b"]
     assert total["paused"]
 
 
@@ -87,7 +87,7 @@ def test_a_topics_channels_are_added_to_those_of_the_first_broker() -> None:
 async def test_a_broker_that_is_away_is_a_warning_and_all_are_an_error(
     brokers: list[Broker],
 ) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of([*addresses, GONE]) as page:
         for path in ("/api/topics", "/api/topics/orders", "/api/nodes", "/api/counter"):
             status, answer = await ask(page, "GET", path)
@@ -107,7 +107,7 @@ async def test_a_broker_that_is_away_is_a_warning_and_all_are_an_error(
 
 
 async def test_only_users_who_may_act_change_something(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     changes = [
         ("POST", "/api/topics", {"topic": "new"}),
         ("POST", "/api/topics/orders", {"action": "empty"}),
@@ -155,21 +155,21 @@ async def test_actions_are_notified_of(brokers: list[Broker], unused_tcp_port: i
     try:
         await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
         endpoint = f"http://127.0.0.1:{unused_tcp_port}/"
-        addresses = [each.http_address for each in brokers]
+        addresses = [broker.http_address for broker in brokers]
         async with page_of(addresses, notification_http_endpoint=endpoint, base_path="/m") as page:
             await ask(page, "POST", "/api/topics/orders/work", {"action": "pause"})
-            found = await asyncio.wait_for(posted.get(), 50)
-            assert {name: found[name] for name in ("action", "topic", "channel")} == {
+            notification = await asyncio.wait_for(posted.get(), 50)
+            assert {name: notification[name] for name in ("action", "topic", "channel")} == {
                 "action": "pause_channel",
                 "topic": "orders",
                 "channel": "work",
             }
-            assert found.keys() >= {"timestamp", "remote_ip", "user_agent", "url", "via"}
-            assert found["url"].endswith("/m/api/topics/orders/work")
+            assert notification.keys() >= {"timestamp", "remote_ip", "user_agent", "url", "via"}
+            assert notification["url"].endswith("/m/api/topics/orders/work")
             await ask(page, "DELETE", "/api/topics/orders")
-            found = await asyncio.wait_for(posted.get(), 50)
-            assert found["action"] == "delete_topic"
-            assert "channel" not in found
+            notification = await asyncio.wait_for(posted.get(), 50)
+            assert notification["action"] == "delete_topic"
+            assert "channel" not in notification
     finally:
         await runner.cleanup()
 
@@ -196,9 +196,9 @@ async def test_a_page_with_the_operators_token_asks_no_lookup_daemon_that_a_requ
     async with page_of([GONE]) as page:
         assert await ask(page, "PUT", path, ["127.0.0.1:2"]) == (200, ["127.0.0.1:2"])
     async with page_of([GONE], operator_token_file=str(file)) as page:
-        status, found = await ask(page, "PUT", path, ["127.0.0.1:2"])
+        status, body = await ask(page, "PUT", path, ["127.0.0.1:2"])
         assert status == 403
-        assert "start the page again" in found["message"]
+        assert "start the page again" in body["message"]
         assert page.server.options.lookupd_http_addresses == ()
         assert await ask(page, "GET", path) == (200, [])
 

@@ -52,7 +52,7 @@ def text_of(html: str) -> str:
 
 
 async def test_numbers_are_those_of_all_brokers(page: Page, brokers: list[Broker]) -> None:
-    first, second = (each.http_address for each in brokers)
+    first, second = (broker.http_address for broker in brokers)
     overview = text_of(await page.get("/"))
     assert "5 waiting" in overview
     assert f"{first} healthy" in overview
@@ -89,7 +89,7 @@ async def test_a_channel_shows_its_consumers(page: Page, brokers: list[Broker]) 
 
 
 async def test_no_link_is_dead_under_any_base_path(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, base_path="/in/martlet") as page:
         seen, waiting = set(), {"/in/martlet/"}
         root = page.url.removesuffix("/in/martlet")
@@ -103,12 +103,12 @@ async def test_no_link_is_dead_under_any_base_path(brokers: list[Broker]) -> Non
                 assert answer.status == (200 if link != "/in/martlet/confirm" else 400), link
                 html = await answer.text() if answer.content_type == "text/html" else ""
             if len(seen) < 200:
-                found = {each for each in Links(html).found if not each.startswith("#")}
-                waiting |= found - seen
+                links = {link for link in Links(html).found if not link.startswith("#")}
+                waiting |= links - seen
         pages = {link.removeprefix("/in/martlet").partition("?")[0] for link in seen}
-        wanted = {*NAVIGATION, "/topics/orders", "/topics/orders/work", "/data/orders/work"}
-        assert wanted <= pages
-        assert f"/nodes/{addresses[0]}" in {each.replace("%3A", ":") for each in pages}
+        expected = {*NAVIGATION, "/topics/orders", "/topics/orders/work", "/data/orders/work"}
+        assert expected <= pages
+        assert f"/nodes/{addresses[0]}" in {page.replace("%3A", ":") for page in pages}
         async with page.session.get(root + "/") as answer:
             assert answer.status == 404
 
@@ -148,8 +148,8 @@ async def test_a_topic_that_is_deleted_says_so_and_comes_back(
 ) -> None:
     async with page.events("/topics/orders") as regions:
         await until(regions, "Topic orders")
-        for each in brokers:
-            await change(each.http_address, "/topic/delete?topic=orders")
+        for broker in brokers:
+            await change(broker.http_address, "/topic/delete?topic=orders")
         await until(regions, "no broker that answers has a topic &#39;orders&#39;")
         await change(brokers[0].http_address, "/topic/create?topic=orders")
         await until(regions, "Topic orders")
@@ -189,7 +189,7 @@ async def test_a_broker_that_lookup_daemons_forget_is_named() -> None:
 async def test_all_brokers_are_away() -> None:
     async with AsyncExitStack() as stack:
         async with two_brokers() as brokers:
-            addresses = [each.http_address for each in brokers]
+            addresses = [broker.http_address for broker in brokers]
             page = await stack.enter_async_context(page_of(addresses))
             await page.get("/")
         async with page.events("/nodes") as regions:
@@ -225,9 +225,9 @@ async def test_who_has_many_live_pages_takes_none_of_others(
     waits = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
     site.streams |= {waits[0]: one, waits[1]: many, waits[2]: many}
     site._make_room(one)
-    assert [each.cancelling() for each in waits] == [0, 1, 0]
-    for each in waits:
-        each.cancel()
+    assert [wait.cancelling() for wait in waits] == [0, 1, 0]
+    for wait in waits:
+        wait.cancel()
     site.streams.clear()
 
 
@@ -243,9 +243,9 @@ async def test_who_has_many_addresses_takes_none_of_a_user(
     for number in (4, 5):
         site._make_room(("", f"10.0.0.{number}"))
         site.streams[asyncio.create_task(asyncio.Event().wait())] = "", f"10.0.0.{number}"
-    assert [each.cancelling() for each in waits] == [0, 0, 1, 1]
-    for each in [*waits, *site.streams]:
-        each.cancel()
+    assert [wait.cancelling() for wait in waits] == [0, 0, 1, 1]
+    for task in [*waits, *site.streams]:
+        task.cancel()
     site.streams.clear()
 
 
@@ -327,7 +327,7 @@ async def test_every_answer_forbids_what_the_page_does_not_need(page: Page) -> N
 
 
 async def test_readers_see_no_action(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses, read_only=True, bodies=False) as page:
         for path in PAGES[:-1]:
             html = await page.get(path)

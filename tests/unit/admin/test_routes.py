@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from tests.admin_page import Page, counts, page_of
 
-from martlet.admin.forms import ACTIONS
+from martlet.admin.pages import ACTIONS
 from martlet.admin.server import AdminServer
 from martlet.admin.site import Site
 from martlet.client import Admin, Consumer, Producer
@@ -64,7 +64,7 @@ PARTS = {
     "/transactions/{id}": "/transactions/paid",
 }
 """What every user may read, and that shows bodies and properties to readers alone."""
-BODIES = {"/jobs/{place}/{name}": "/jobs/0/job.html"}
+BODIES = {"/jobs/{number}/{name}": "/jobs/0/job.html"}
 """What readers alone may read."""
 EXPORTS = {
     "/messages/export": "/messages/export?topic=orders",
@@ -174,7 +174,7 @@ async def state(broker: Broker) -> Any:
     """Return what actions would change."""
     names = ("topic_name", "channel_name", "paused", "depth")
     topic = await counts(broker, "orders")
-    return [[each.get(name) for name in names] for each in (topic, *topic["channels"])]
+    return [[stats.get(name) for name in names] for stats in (topic, *topic["channels"])]
 
 
 async def test_each_role_reads_what_is_its_own(broker: Broker, job: str) -> None:
@@ -225,7 +225,7 @@ async def test_only_operators_change_something(broker: Broker) -> None:
                 assert (await ask(page, role, "GET", path))[0] == 403, action
         assert await state(broker) == before
         assert not await counts(broker, "made")
-        results = {(each.user, each.result) for each in page.server._audit.entries}
+        results = {(entry.user, entry.result) for entry in page.server._audit.entries}
         assert results == {("viewer", "refused"), ("reader", "refused")}
 
 

@@ -17,11 +17,11 @@ ELSEWHERE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.1", 0))
 """An address that no machine has, as that of IPv6 where it is switched off."""
 
 
-def page_at(monkeypatch: pytest.MonkeyPatch, *found: Any) -> AdminServer:
+def page_at(monkeypatch: pytest.MonkeyPatch, *infos: Any) -> AdminServer:
     """A page that listens at a name of several addresses."""
 
     async def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
-        return list(found)
+        return list(infos)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     options = AdminOptions(

@@ -29,7 +29,7 @@ def test_durations(value: float | None, expected: str) -> None:
 
 
 def test_sizes_and_numbers_and_times() -> None:
-    assert [shown.size(each) for each in (0, 999, 1000, 3_100_000, 5e15)] == [
+    assert [shown.size(size) for size in (0, 999, 1000, 3_100_000, 5e15)] == [
         *("0 B", "999 B", "1.0 kB", "3.1 MB", "5000.0 TB")
     ]
     assert shown.number(12034) == "12,034"
@@ -41,7 +41,7 @@ def test_sizes_and_numbers_and_times() -> None:
 
 def lines(*values: float | None) -> list[str]:
     drawn = ElementTree.fromstring(str(shown.sparkline(values, "depth")))
-    return [each.attrib["points"] for each in drawn]
+    return [line.attrib["points"] for line in drawn]
 
 
 def test_a_sparkline_fills_its_height_and_breaks_where_nothing_is_known() -> None:
@@ -59,4 +59,4 @@ def test_a_value_alone_is_a_dot_of_a_sparkline() -> None:
 def test_the_label_of_a_sparkline_is_text() -> None:
     drawn = ElementTree.fromstring(str(shown.sparkline([1.0], '"><script>alert(1)</script>')))
     assert drawn.attrib["aria-label"] == '"><script>alert(1)</script>'
-    assert [each.tag for each in drawn] == ["polyline"]
+    assert [line.tag for line in drawn] == ["polyline"]

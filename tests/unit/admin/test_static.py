@@ -17,7 +17,7 @@ VENDOR = STATIC / "vendor"
 
 def test_files_of_other_projects_are_unchanged_and_licensed() -> None:
     entries = tomllib.loads((VENDOR / "VENDOR.toml").read_text())
-    files = {each.name: each for each in VENDOR.iterdir() if each.suffix in (".js", ".css")}
+    files = {path.name: path for path in VENDOR.iterdir() if path.suffix in (".js", ".css")}
     assert entries.keys() == files.keys()
     for name, entry in entries.items():
         assert hashlib.sha256(files[name].read_bytes()).hexdigest() == entry["sha256"], name

@@ -9,7 +9,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from martlet.admin.users import NotAuthenticated, Role, Users
+from martlet.admin.guard import NotAuthenticated, Role, Users
 from martlet.options.admin import AdminOptions
 
 LOCAL, REMOTE = "127.0.0.1", "10.1.2.3"
@@ -78,24 +78,24 @@ async def test_what_a_user_may_do(
 
 
 async def test_a_name_from_an_address_that_is_no_proxy_does_not_count() -> None:
-    found = await users(trusted_proxies=("10.9.0.0/16",)).of(named("ann"), REMOTE)
-    assert (found.name, found.forged) == ("", "ann")
+    user = await users(trusted_proxies=("10.9.0.0/16",)).of(named("ann"), REMOTE)
+    assert (user.name, user.forged) == ("", "ann")
     assert (await users().of(named("ann"), LOCAL)).forged == ""
 
 
 async def test_bodies_are_hidden_from_all_users() -> None:
-    found = await users(bodies=False).of({}, LOCAL)
-    assert found.acts
-    assert not found.sees_bodies
+    user = await users(bodies=False).of({}, LOCAL)
+    assert user.acts
+    assert not user.sees_bodies
     assert (await users().of({}, LOCAL)).sees_bodies
 
 
 async def test_users_of_a_file_need_their_passwords(passwords: str) -> None:
-    known = users(htpasswd_file=passwords, http_address="0.0.0.0:4171")
+    all_users = users(htpasswd_file=passwords, http_address="0.0.0.0:4171")
     for _ in range(2):
-        found = await known.of(basic("ann", "secret"), REMOTE)
-        assert (found.name, found.role) == ("ann", Role.ACTS)
-    assert (await known.of(basic("bob", "x" * 100), REMOTE)).name == "bob"
+        user = await all_users.of(basic("ann", "secret"), REMOTE)
+        assert (user.name, user.role) == ("ann", Role.ACTS)
+    assert (await all_users.of(basic("bob", "x" * 100), REMOTE)).name == "bob"
     for wrong in (
         {},
         basic("ann", "Secret"),
@@ -106,20 +106,20 @@ async def test_users_of_a_file_need_their_passwords(passwords: str) -> None:
         named("ann"),
     ):
         with pytest.raises(NotAuthenticated):
-            await known.of(wrong, LOCAL)
+            await all_users.of(wrong, LOCAL)
 
 
 async def test_a_header_that_is_no_password_is_none(passwords: str) -> None:
-    known = users(htpasswd_file=passwords)
+    all_users = users(htpasswd_file=passwords)
     for header in ("Basic", "Basic \u00e9", "Basic \udcff", "Basic !", "Bearer x"):
         with pytest.raises(NotAuthenticated):
-            await known.of({"Authorization": header}, LOCAL)
+            await all_users.of({"Authorization": header}, LOCAL)
 
 
 async def test_only_named_users_of_a_file_act(passwords: str) -> None:
-    known = users(htpasswd_file=passwords, admin_users=("ann",))
-    assert (await known.of(basic("ann", "secret"), LOCAL)).acts
-    assert (await known.of(basic("bob", "x" * 100), LOCAL)).role is Role.NUMBERS
+    all_users = users(htpasswd_file=passwords, admin_users=("ann",))
+    assert (await all_users.of(basic("ann", "secret"), LOCAL)).acts
+    assert (await all_users.of(basic("bob", "x" * 100), LOCAL)).role is Role.NUMBERS
 
 
 @pytest.mark.parametrize(

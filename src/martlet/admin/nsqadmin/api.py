@@ -30,8 +30,7 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.audit import RefusalReason
-from martlet.admin.guard import Handler, user_of
+from martlet.admin.guard import Handler, RefusalReason, user_of
 from martlet.admin.nsqadmin.cluster import (
     NsqadminCluster,
     UpstreamFailed,
@@ -104,9 +103,9 @@ def _json(answer: object, status: int = 200) -> web.Response:
 def _as_go(value: Any) -> Any:
     """Return a value with floats that are whole as Go writes them: 1, not 1.0."""
     if isinstance(value, Mapping):
-        return {name: _as_go(each) for name, each in value.items()}
+        return {name: _as_go(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_go(each) for each in value]
+        return [_as_go(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENTS_FROM:
         return int(value)
     return value
@@ -130,12 +129,12 @@ def _answering(endpoint: _Endpoint) -> Handler:
 
 
 async def _topics(request: web.Request, _: Site, cluster: NsqadminCluster) -> Answer:
-    found: Any
+    channels: Any
     if request.query.get("inactive") == "true":
-        found = await cluster.inactive_topics()
+        channels = await cluster.inactive_topics()
     else:
-        found = await cluster.topics()
-    return {"topics": found, "message": cluster.warning}
+        channels = await cluster.topics()
+    return {"topics": channels, "message": cluster.warning}
 
 
 async def _topic(request: web.Request, _: Site, cluster: NsqadminCluster) -> Answer:
@@ -143,8 +142,8 @@ async def _topic(request: web.Request, _: Site, cluster: NsqadminCluster) -> Ans
     producers = await cluster.producers_of(name)
     topics, _sums = await cluster.stats(producers, name, clients=False)
     total = new_topic(name)
-    for each in topics:
-        add_topic(total, each)
+    for channel_name in topics:
+        add_topic(total, channel_name)
     return {**total, "message": cluster.warning}
 
 
@@ -156,16 +155,16 @@ async def _channel(request: web.Request, _: Site, cluster: NsqadminCluster) -> A
 
 
 async def _nodes(_: web.Request, site: Site, cluster: NsqadminCluster) -> Answer:
-    found = [each.fields for each in await cluster.producers()]
-    return {"nodes": found or None, "message": cluster.warning}
+    nodes = [producer.fields for producer in await cluster.producers()]
+    return {"nodes": nodes or None, "message": cluster.warning}
 
 
 async def _node(request: web.Request, site: Site, cluster: NsqadminCluster) -> Answer:
     name = request.match_info["node"]
-    found = [each for each in await cluster.producers() if each.node == name]
-    if not found:
+    matches = [producer for producer in await cluster.producers() if producer.node == name]
+    if not matches:
         raise ApiError(404, "NODE_NOT_FOUND")
-    topics, _ = await cluster.stats(found[:1], clients=True)
+    topics, _ = await cluster.stats(matches[:1], clients=True)
     channels = [channel for topic in topics for channel in topic["channels"] or ()]
     return {
         "node": name,
@@ -179,14 +178,14 @@ async def _node(request: web.Request, site: Site, cluster: NsqadminCluster) -> A
 async def _counter(_: web.Request, site: Site, cluster: NsqadminCluster) -> Answer:
     _topics, sums = await cluster.stats(await cluster.producers(), clients=False)
     stats = {
-        f"{each['topic_name']}:{each['channel_name']}:{one['node']}": {
+        f"{topic_sum['topic_name']}:{topic_sum['channel_name']}:{one['node']}": {
             "node": one["node"],
-            "topic_name": each["topic_name"],
-            "channel_name": each["channel_name"],
+            "topic_name": topic_sum["topic_name"],
+            "channel_name": topic_sum["channel_name"],
             "message_count": one["message_count"],
         }
-        for each in sums.values()
-        for one in each["nodes"]
+        for topic_sum in sums.values()
+        for one in topic_sum["nodes"]
     }
     stats = dict(sorted(stats.items()))
     return {"stats": stats, "message": cluster.warning}
@@ -228,7 +227,7 @@ async def _create(request: web.Request, site: Site, cluster: NsqadminCluster) ->
             await cluster.post(daemons, "/channel/create", topic=topic, channel=channel)
             if not daemons:
                 raise UpstreamFailed("failed to query any nsqlookupd: ")
-            urls = [each.url for each in await cluster.producers_of(topic)]
+            urls = [producer.url for producer in await cluster.producers_of(topic)]
             await cluster.post(urls, "/channel/create", topic=topic, channel=channel)
             site.audit.done(request, user_of(request), "create_topic", topic=topic)
     return {"message": cluster.warning}
@@ -242,7 +241,7 @@ async def _act(request: web.Request, site: Site, cluster: NsqadminCluster) -> An
         raise ApiError(400, "INVALID_ACTION")
     kind = "channel" if "channel" in names else "topic"
     async with _kept(request, site, f"{action}_{kind}", **names):
-        urls = [each.url for each in await cluster.producers_of(names["topic"])]
+        urls = [producer.url for producer in await cluster.producers_of(names["topic"])]
         await cluster.post(urls, f"/{kind}/{action}", **names)
     return {"message": cluster.warning}
 
@@ -253,7 +252,7 @@ async def _delete(request: web.Request, site: Site, cluster: NsqadminCluster) ->
     kind = "channel" if "channel" in names else "topic"
     async with _kept(request, site, f"delete_{kind}", **names):
         # Lookup daemons that have forgotten a topic do not say who has it.
-        urls = [each.url for each in await cluster.producers_of(names["topic"])]
+        urls = [producer.url for producer in await cluster.producers_of(names["topic"])]
         await cluster.post(site.admin.http.daemons, f"/{kind}/delete", **names)
         await cluster.post(urls, f"/{kind}/delete", **names)
     return {"message": cluster.warning}
@@ -270,11 +269,11 @@ async def _tombstone(request: web.Request, site: Site, cluster: NsqadminCluster)
         raise ApiError(400, "INVALID_TOPIC")
     async with _kept(request, site, "tombstone_topic_producer", topic, node=node):
         # Requests carry the operators' token: they go to no address that a request makes up.
-        known = [each.url for each in await cluster.producers() if each.node == node]
-        if not known:
+        urls = [producer.url for producer in await cluster.producers() if producer.node == node]
+        if not urls:
             raise UpstreamFailed(f"failed to query any nsqd: there is no broker {node}")
         await cluster.post(site.admin.http.daemons, "/topic/tombstone", topic=topic, node=node)
-        await cluster.post(known, "/topic/delete", topic=topic)
+        await cluster.post(urls, "/topic/delete", topic=topic)
     return {"message": cluster.warning}
 
 
@@ -311,10 +310,10 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:
-    found = body.get(name) or ""
-    if not isinstance(found, str):
+    value = body.get(name) or ""
+    if not isinstance(value, str):
         raise ApiError(400, f"{name} is no text")
-    return found
+    return value
 
 
 # options
@@ -353,13 +352,15 @@ async def _set_config(request: web.Request, site: Site, cluster: NsqadminCluster
 def _set_daemons(site: Site, body: bytes) -> None:
     """Ask other lookup daemons from now on."""
     try:
-        found = json.loads(body)
-        if not (isinstance(found, list) and found and all(isinstance(each, str) for each in found)):
+        value = json.loads(body)
+        if not (
+            isinstance(value, list) and value and all(isinstance(address, str) for address in value)
+        ):
             raise ValueError("it is no list of addresses")
         site.options = dataclasses.replace(
-            site.options, lookupd_http_addresses=tuple(found), nsqd_http_addresses=()
+            site.options, lookupd_http_addresses=tuple(value), nsqd_http_addresses=()
         )
-        site.admin.http.ask_daemons([plain_first(each) for each in found])
+        site.admin.http.ask_daemons([plain_first(address) for address in value])
     except (ValueError, RecursionError):
         raise ApiError(400, "INVALID_VALUE") from None
 

@@ -106,7 +106,7 @@ class NsqadminCluster:
 
     async def inactive_topics(self) -> dict[str, list[str] | None]:
         """Return the channels of topics that no broker has."""
-        found: dict[str, list[str] | None] = {}
+        topics: dict[str, list[str] | None] = {}
         for topic in (await self.topics()) or []:
             if not self._http.daemons:
                 continue
@@ -120,8 +120,8 @@ class NsqadminCluster:
                 lists = await quiet._daemons(partial(quiet._names, what="channels", topic=topic))
             except UpstreamFailed:
                 lists = []
-            found[topic] = sorted({name for names in lists for name in names}) or None
-        return found
+            topics[topic] = sorted({name for names in lists for name in names}) or None
+        return topics
 
     async def _names(self, url: str, what: str, **args: str) -> list[str]:
         return list(map(str, await self._get(url, f"/{what}", what, **args)))
@@ -130,24 +130,24 @@ class NsqadminCluster:
         """Return all brokers, by host name."""
         if not self._http.daemons:
             return await self._each(self._brokers, self._described, "nsqd")
-        found: dict[tuple[str, int], KnownProducer] = {}
+        producers: dict[tuple[str, int], KnownProducer] = {}
 
         async def ask(url: str) -> tuple[str, list[KnownProducer]]:
             return url, list(map(_of_daemon, await self._get(url, "/nodes", "producers")))
 
-        for url, known in await self._daemons(ask):
-            for each in known:
-                key = each.fields["broadcast_address"], each.fields["tcp_port"]
-                producer = found.setdefault(key, each)
-                remote = f"{url.partition('://')[2]}/{each.fields['remote_address'] or 'N/A'}"
+        for url, answer in await self._daemons(ask):
+            for named in answer:
+                key = named.fields["broadcast_address"], named.fields["tcp_port"]
+                producer = producers.setdefault(key, named)
+                remote = f"{url.partition('://')[2]}/{named.fields['remote_address'] or 'N/A'}"
                 producer.fields["remote_addresses"] = [
                     *(producer.fields["remote_addresses"] or ()),
                     remote,
                 ]
-        newest = max((_version(each.fields["version"]) for each in found.values()), default=None)
-        for each in found.values():
-            each.fields["out_of_date"] = _version(each.fields["version"]) != newest
-        return sorted(found.values(), key=lambda each: str(each.fields["hostname"]))
+        newest = max((_version(one.fields["version"]) for one in producers.values()), default=None)
+        for producer in producers.values():
+            producer.fields["out_of_date"] = _version(producer.fields["version"]) != newest
+        return sorted(producers.values(), key=lambda producer: str(producer.fields["hostname"]))
 
     async def producers_of(self, topic: str) -> list[KnownProducer]:
         """Return the brokers that have a topic."""
@@ -158,22 +158,22 @@ class NsqadminCluster:
                     map(_of_daemon, await self._get(url, "/lookup", "producers", topic=topic))
                 )
 
-            found = [each for known in await self._daemons(find) for each in known]
-            return list({each.url: each for each in reversed(found)}.values())[::-1]
+            producers = [producer for answer in await self._daemons(find) for producer in answer]
+            return list({producer.url: producer for producer in reversed(producers)}.values())[::-1]
 
         async def ask(url: str) -> list[KnownProducer]:
             args = {"format": "json", "topic": topic, "include_clients": "false"}
             topics = await self._get(url, "/stats", "topics", **args)
-            if topic not in [each["topic_name"] for each in topics]:
+            if topic not in [topic["topic_name"] for topic in topics]:
                 return []
             return [await self._described(url)]
 
-        return [each for found in await self._each(self._brokers, ask, "nsqd") for each in found]
+        return [row for answer in await self._each(self._brokers, ask, "nsqd") for row in answer]
 
     async def _described(self, url: str) -> KnownProducer:
         info = await self._get(url, "/info")
         topics = await self._get(url, "/stats", "topics", format="json", include_clients="false")
-        names = [{"topic": each["topic_name"], "tombstoned": False} for each in topics]
+        names = [{"topic": topic["topic_name"], "tombstoned": False} for topic in topics]
         host, _, port = url.partition("://")[2].rpartition(":")
         return KnownProducer(
             url,
@@ -212,26 +212,26 @@ class NsqadminCluster:
         args |= {name: text for name, text in (("topic", topic), ("channel", channel)) if text}
         if not clients:
             args["include_clients"] = "false"
-        hosts = {each.url: each for each in producers}
+        hosts = {producer.url: producer for producer in producers}
 
         async def ask(url: str) -> tuple[KnownProducer, list[Stats]]:
-            found = await self._get(url, "/stats", "topics", **args)
+            answer = await self._get(url, "/stats", "topics", **args)
             return hosts[url], [
-                _topic_at(hosts[url], each) for each in found if topic in ("", each["topic_name"])
+                _topic_at(hosts[url], row) for row in answer if topic in ("", row["topic_name"])
             ]
 
         topics: list[Stats] = []
         sums: dict[str, Stats] = {}
-        for producer, found in await self._each(list(hosts), ask, "nsqd"):
-            topics += found
-            for each in found:
-                for counts in each["channels"] or ():
+        for producer, rows in await self._each(list(hosts), ask, "nsqd"):
+            topics += rows
+            for row in rows:
+                for counts in row["channels"] or ():
                     name = counts["channel_name"]
                     key = name if topic else f"{counts['topic_name']}:{name}"
                     if key not in sums:
                         sums[key] = new_channel(producer.node, counts["topic_name"], name)
                     add_channel(sums[key], counts)
-        return sorted(topics, key=lambda each: str(each["hostname"])), sums
+        return sorted(topics, key=lambda topic_at: str(topic_at["hostname"])), sums
 
     # changes
 
@@ -249,8 +249,8 @@ class NsqadminCluster:
         def read(answer: Any) -> Any:
             if path == "/stats":
                 read_stats(answer)  # Raises where it has other types than nsqadmin reads.
-            found = answer.get("data", answer)  # Old versions wrap it.
-            return (found[name] or []) if name else found
+            data = answer.get("data", answer)  # Old versions wrap it.
+            return (data[name] or []) if name else data
 
         return await self._http.get(url, path, args, read)
 
@@ -271,7 +271,7 @@ class NsqadminCluster:
         try:
             answers = await self._http.each(urls, understood)
         except AdminError as error:
-            texts = [str(each) for each in error.errors.values()] or [str(error)]
+            texts = [str(failure) for failure in error.errors.values()] or [str(error)]
             raise UpstreamFailed(f"failed to query any {kind}: " + "\n".join(texts)) from None
         if not answers.values:
             raise UpstreamFailed(f"failed to query any {kind}: ")
@@ -279,22 +279,22 @@ class NsqadminCluster:
         return list(answers.values.values())
 
 
-def _of_daemon(each: Mapping[str, Any]) -> KnownProducer:
-    names, gone = each.get("topics") or (), each.get("tombstones") or ()
+def _of_daemon(fields: Mapping[str, Any]) -> KnownProducer:
+    names, gone = fields.get("topics") or (), fields.get("tombstones") or ()
     topics = [
         {"topic": name, "tombstoned": bool(is_gone)}
         for name, is_gone in sorted(zip(names, gone, strict=False))
     ]
     return KnownProducer(
-        url_of_broker(each["broadcast_address"], each["http_port"]),
+        url_of_broker(fields["broadcast_address"], fields["http_port"]),
         {
             "remote_addresses": None,
-            "remote_address": each.get("remote_address", ""),
-            "hostname": each.get("hostname", ""),
-            "broadcast_address": str(each["broadcast_address"]),
-            "tcp_port": int(each["tcp_port"]),
-            "http_port": int(each["http_port"]),
-            "version": str(each.get("version", "")),
+            "remote_address": fields.get("remote_address", ""),
+            "hostname": fields.get("hostname", ""),
+            "broadcast_address": str(fields["broadcast_address"]),
+            "tcp_port": int(fields["tcp_port"]),
+            "http_port": int(fields["http_port"]),
+            "version": str(fields.get("version", "")),
             "topics": topics or None,
             "out_of_date": False,
         },
@@ -303,46 +303,46 @@ def _of_daemon(each: Mapping[str, Any]) -> KnownProducer:
 
 def _version(text: str) -> tuple[int, int, int, bool, str]:
     """Return a version that can be compared; 0.0.0 for none."""
-    found = _VERSION.fullmatch(text)
-    if found is None:
+    match = _VERSION.fullmatch(text)
+    if match is None:
         return 0, 0, 0, True, ""
-    return int(found[1]), int(found[2]), int(found[3]), not found[4], found[4] or ""
+    return int(match[1]), int(match[2]), int(match[3]), not match[4], match[4] or ""
 
 
-def _topic_at(producer: KnownProducer, found: Mapping[str, Any]) -> Stats:
+def _topic_at(producer: KnownProducer, stats: Mapping[str, Any]) -> Stats:
     """Return the counts of a topic at one broker, with those of its channels."""
-    topic = new_topic(str(found["topic_name"]))
-    topic |= {name: found.get(name, 0) for name in _COUNTS}
+    topic = new_topic(str(stats["topic_name"]))
+    topic |= {name: stats.get(name, 0) for name in _COUNTS}
     topic |= {
         "node": producer.node,
         "hostname": producer.fields["hostname"],
         "memory_depth": topic["depth"] - topic["backend_depth"],
-        "paused": bool(found.get("paused")),
-        "e2e_processing_latency": _latency(found.get("e2e_processing_latency")),
+        "paused": bool(stats.get("paused")),
+        "e2e_processing_latency": _latency(stats.get("e2e_processing_latency")),
     }
     topic["channels"] = [
-        _channel_at(producer, topic["topic_name"], each) for each in found.get("channels") or ()
+        _channel_at(producer, topic["topic_name"], one) for one in stats.get("channels") or ()
     ]
     return topic
 
 
-def _channel_at(producer: KnownProducer, topic: str, found: Mapping[str, Any]) -> Stats:
-    channel = new_channel(producer.node, topic, str(found["channel_name"]))
-    channel |= {name: found.get(name, 0) for name in _CHANNEL_COUNTS}
+def _channel_at(producer: KnownProducer, topic: str, stats: Mapping[str, Any]) -> Stats:
+    channel = new_channel(producer.node, topic, str(stats["channel_name"]))
+    channel |= {name: stats.get(name, 0) for name in _CHANNEL_COUNTS}
     channel |= {
         "hostname": producer.fields["hostname"],
         "memory_depth": channel["depth"] - channel["backend_depth"],
-        "paused": bool(found.get("paused")),
-        "e2e_processing_latency": _latency(found.get("e2e_processing_latency")),
+        "paused": bool(stats.get("paused")),
+        "e2e_processing_latency": _latency(stats.get("e2e_processing_latency")),
     }
     now_s = int(time.time())
-    channel["clients"] = found.get("clients") and [
+    channel["clients"] = stats.get("clients") and [
         {
-            **{name: each.get(name, usual) for name, usual in _CLIENT_FIELDS.items()},
+            **{name: client.get(name, usual) for name, usual in _CLIENT_FIELDS.items()},
             "node": producer.node,
-            "connected": (now_s - each.get("connect_ts", 0)) * 10**9,
+            "connected": (now_s - client.get("connect_ts", 0)) * 10**9,
         }
-        for each in found["clients"]
+        for client in stats["clients"]
     ]
     return channel
 
@@ -380,13 +380,13 @@ def add_topic(to: Stats, one: Stats) -> None:
     """Add a broker's counts of a topic to a sum."""
     to["node"] = "*"
     _add(to, one, _COUNTS)
-    channels = {each["channel_name"]: each for each in to["channels"] or ()}
-    for each in one["channels"] or ():
-        known = channels.get(each["channel_name"])
-        if known is not None:
-            add_channel(known, each)
+    channels = {channel["channel_name"]: channel for channel in to["channels"] or ()}
+    for channel in one["channels"] or ():
+        total = channels.get(channel["channel_name"])
+        if total is not None:
+            add_channel(total, channel)
         else:
-            to["channels"] = [*(to["channels"] or ()), each]
+            to["channels"] = [*(to["channels"] or ()), channel]
     _add_latency(to, one, "")
 
 
@@ -396,7 +396,7 @@ def add_channel(to: Stats, one: Stats) -> None:
     _add(to, one, _CHANNEL_COUNTS)
     _add_latency(to, one, to["channel_name"])
     clients = [*(to["clients"] or ()), *(one["clients"] or ())]
-    to["clients"] = sorted(clients, key=lambda each: str(each["hostname"])) or None
+    to["clients"] = sorted(clients, key=lambda client: str(client["hostname"])) or None
 
 
 def _add(to: Stats, one: Stats, counts: Sequence[str]) -> None:
@@ -404,14 +404,14 @@ def _add(to: Stats, one: Stats, counts: Sequence[str]) -> None:
         to[name] += one[name]
     to["paused"] = to["paused"] or one["paused"]
     nodes = [*(to["nodes"] or ()), one]
-    to["nodes"] = sorted(nodes, key=lambda each: str(each["hostname"]))
+    to["nodes"] = sorted(nodes, key=lambda node: str(node["hostname"]))
 
 
-def _latency(found: Mapping[str, Any] | None) -> Stats:
+def _latency(latency: Mapping[str, Any] | None) -> Stats:
     """Return the percentiles of one broker."""
-    found = found or {}
-    count = found.get("count", 0)
-    percentiles = found.get("percentiles")
+    latency = latency or {}
+    count = latency.get("count", 0)
+    percentiles = latency.get("percentiles")
     return {
         "count": count,
         "percentiles": percentiles
@@ -419,12 +419,12 @@ def _latency(found: Mapping[str, Any] | None) -> Stats:
             # Go writes a map by its keys.
             dict(
                 sorted(
-                    {**each, "min": value, "max": value, "average": value, "count": count}.items()
+                    {**row, "min": value, "max": value, "average": value, "count": count}.items()
                 )
             )
-            for each in percentiles
-            for value in (each.get("value", 0),)
-            if _is_number(count) and _is_number(value) and _is_number(each["quantile"])
+            for row in percentiles
+            for value in (row.get("value", 0),)
+            if _is_number(count) and _is_number(value) and _is_number(row["quantile"])
         ],
         "topic": "",
         "channel": "",
@@ -446,18 +446,18 @@ def _add_latency(to: Stats, one: Stats, channel: str) -> None:
     other = one["e2e_processing_latency"]
     total["host"] = "*"
     total["count"] += other["count"]
-    known = {each["quantile"]: each for each in total["percentiles"] or ()}
-    for each in other["percentiles"] or ():
-        into = known.setdefault(
-            each["quantile"],
-            {"average": 0, "count": 0, "max": 0, "min": 0, "quantile": each["quantile"]},
+    totals = {percentile["quantile"]: percentile for percentile in total["percentiles"] or ()}
+    for percentile in other["percentiles"] or ():
+        into = totals.setdefault(
+            percentile["quantile"],
+            {"average": 0, "count": 0, "max": 0, "min": 0, "quantile": percentile["quantile"]},
         )
-        into["max"] = max(each["max"], into["max"])
-        into["min"] = min(each["max"], into["max"])
-        into["count"] += each["count"]
+        into["max"] = max(percentile["max"], into["max"])
+        into["min"] = min(percentile["max"], into["max"])
+        into["count"] += percentile["count"]
         if into["count"] == 0:
             into["average"] = 0
         else:
-            delta = each["average"] - into["average"]
-            into["average"] += delta * each["count"] / into["count"]
-    total["percentiles"] = list(known.values()) or None
+            delta = percentile["average"] - into["average"]
+            into["average"] += delta * percentile["count"] / into["count"]
+    total["percentiles"] = list(totals.values()) or None

@@ -3,6 +3,9 @@
 None is live: each asks brokers once, within limits that it shows.
 """
 
+from collections.abc import Mapping
+
+from martlet.admin.actions import TOPIC_ACTIONS, Action
 from martlet.admin.guard import Handler
 from martlet.admin.pages import (
     dead_letters,
@@ -30,7 +33,16 @@ PAGES: dict[str, Handler] = {
     "/transactions": transactions.overview,
     "/transactions/{id}": transactions.transaction,
     "/jobs": jobs.jobs,
-    "/jobs/{place:[0-9]+}/{name}": jobs.job,
+    "/jobs/{number:[0-9]+}/{name}": jobs.job,
     "/settings": settings.settings,
 }
 """The handler of each path."""
+ACTIONS: Mapping[str, Action] = {
+    **TOPIC_ACTIONS,
+    **message.ACTIONS,
+    **dead_letters.ACTIONS,
+    **delayed.ACTIONS,
+    **groups.ACTIONS,
+    **transactions.ACTIONS,
+    **settings.ACTIONS,
+}

@@ -110,6 +110,6 @@ def _indented(text: str) -> str | None:
 def _hex(body: bytes) -> str:
     return "\n".join(
         f"{at:08x}  {body[at : at + 8].hex(' '):23}  {body[at + 8 : at + 16].hex(' '):23}"
-        f"  |{''.join(chr(each) if 32 <= each < 127 else '.' for each in body[at : at + 16])}|"
+        f"  |{''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in body[at : at + 16])}|"
         for at in range(0, len(body), 16)
     )

@@ -76,8 +76,8 @@ class LetterGroup:
         self.count += 1
         if letter.attempts is not None:
             self.tries = {min({letter.attempts, *self.tries}), max({letter.attempts, *self.tries})}
-        self.first = min(self.first, letter, key=lambda each: each.at_ms)
-        self.latest = max(self.latest, letter, key=lambda each: each.at_ms)
+        self.first = min(self.first, letter, key=lambda one: one.at_ms)
+        self.latest = max(self.latest, letter, key=lambda one: one.at_ms)
 
     @property
     def selection(self) -> dict[str, str]:
@@ -111,15 +111,15 @@ async def overview(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     answers = await site.admin.dead_letters.list()
     counts: Counter[str] = Counter()
-    for each in answers.joined():
-        counts[each.dead_letter_topic] += each.count
+    for topic_counts in answers.joined():
+        counts[topic_counts.dead_letter_topic] += topic_counts.count
     text = request.query.get("q", "").strip().lower()
-    found = [name for name, count in counts.most_common() if count and text in name.lower()]
+    names = [name for name, count in counts.most_common() if count and text in name.lower()]
     ends_s = time.monotonic() + _MAX_S
     by_error = user_of(request).sees_texts
     topics = [
         await _grouped(site.admin, name, counts[name], ends_s, by_error=by_error)
-        for name in found[:_MAX_TOPICS]
+        for name in names[:_MAX_TOPICS]
     ]
     return site.page(
         request,
@@ -127,7 +127,7 @@ async def overview(request: web.Request) -> web.StreamResponse:
         {
             "topics": topics,
             "total": sum(counts.values()),
-            "left_out": len(found) - len(topics),
+            "left_out": len(names) - len(topics),
             "failures": list(answers.failures.values()),
             "max_grouped": _MAX_GROUPED,
         },
@@ -157,7 +157,7 @@ async def _grouped(
             groups[key] = LetterGroup(name, *key, first=letter, latest=letter)
         groups[key].add(letter)
         kept.grouped += 1
-    kept.groups = sorted(groups.values(), key=lambda each: -each.count)
+    kept.groups = sorted(groups.values(), key=lambda group: -group.count)
     return kept
 
 
@@ -223,7 +223,7 @@ async def _lines(inputs: Inputs, shown: ShowDeadLetters) -> AsyncIterator[Mappin
 
 
 def _selected(inputs: Inputs, kind: type[SelectedT], **fixed: object) -> SelectedT:
-    """Return the request of a form or an address; a dead-letter topic is enough to name a place."""
+    """Return the request of a form or an address; a dead-letter topic is enough to name them."""
     if inputs.text("dead_letter_topic"):
         fixed |= {"topic": None, "channel": None}
     return inputs.request(kind, **fixed)
@@ -283,12 +283,20 @@ async def _preview(inputs: Inputs, how: str) -> Preview:
         # A time such as 90m would be another one when the button is pressed.
         fields["since"] = f"{request.since_ms / 1000:.3f}"
     answers = await _move(inputs, request)
-    count = answers.total(lambda each: each.count)
+    count = answers.total(lambda moved: moved.count)
     some = counted(count, "dead letter", form=",")
     to = f" to topic {inputs.text('to_topic')}" if inputs.text("to_topic") else ""
-    where = counted(sum(bool(each.count) for each in answers.values.values()), "broker")
+    where = counted(sum(bool(answer.count) for answer in answers.values.values()), "broker")
     verb = "Purge" if how == "purge" else "Redrive"
     lines = _described(request)
+    if request.dead_letter_topic:
+        others = ""
+        if inputs.text("topic") and inputs.text("channel"):
+            others = f", not of channel {inputs.text('channel')} of {inputs.text('topic')} alone"
+        lines.append(
+            f"The whole topic {request.dead_letter_topic} is meant: the dead letters of every"
+            f" channel in it{others}."
+        )
     if how == "purge":
         lines.append("They are deleted: no redrive brings them back.")
     elif to:
@@ -296,8 +304,8 @@ async def _preview(inputs: Inputs, how: str) -> Preview:
     else:
         lines.append("They go back to the channels that they come from, with attempts from 1.")
     kept: Counter[str] = Counter()
-    for each in answers.values.values():
-        kept.update(each.kept)
+    for moved in answers.values.values():
+        kept.update(moved.kept)
     lines += [f"{number:,} stay: {why}." for why, number in kept.items()]
     lines.append("Those that die from now on are left alone.")
     return Preview(
@@ -313,14 +321,21 @@ async def _preview(inputs: Inputs, how: str) -> Preview:
 async def _do(inputs: Inputs, how: str) -> str:
     request = _to_change(inputs, how, is_dry=False)
     answers = await _move(inputs, request)
-    count = answers.total(lambda each: each.count)
+    count = answers.total(lambda moved: moved.count)
     to = f" to topic {inputs.text('to_topic')}" if inputs.text("to_topic") else ""
     done = "purged" if how == "purge" else f"redriven{to}"
     verb = "was" if count == 1 else "were"
     some = counted(count, "dead letter", form=",")
     text = f"{some} of {_of(request)} {verb} {done}"
-    kept = sum(sum(each.kept.values()) for each in answers.values.values())
-    return with_failures(f"{text}; {kept:,} stayed" if kept else text, answers)
+    kept = sum(sum(answer.kept.values()) for answer in answers.values.values())
+    if kept:
+        text += f"; {kept:,} stayed"
+    moved = answers.values.values()
+    if request.ids and all(one.found is not None for one in moved):
+        missing = set(map(str, request.ids)).difference(*(one.found or () for one in moved))
+        if missing:
+            text += f"; {len(missing):,} {'was' if len(missing) == 1 else 'were'} not there"
+    return with_failures(text, answers)
 
 
 ACTIONS = {

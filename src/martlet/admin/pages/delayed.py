@@ -52,8 +52,10 @@ async def overview(request: web.Request) -> web.StreamResponse:
             errors.update(dict.fromkeys(failed))
             return waiting
 
-    found = await asyncio.gather(*map(count, names[:_MAX_TOPICS]))
-    counts = {name: waiting for name, waiting in zip(names, found, strict=False) if waiting}
+    waiting_counts = await asyncio.gather(*map(count, names[:_MAX_TOPICS]))
+    counts = {
+        name: waiting for name, waiting in zip(names, waiting_counts, strict=False) if waiting
+    }
     return site.page(
         request,
         "delayed.html",
@@ -93,7 +95,7 @@ async def _topic(request: web.Request, inputs: Inputs) -> web.StreamResponse:
     )
     first = replace(listed, limit=_MAX_PLOTTED)
     plotted = (await DelayedAdmin.list.run(inputs.admin.http, first)).joined()
-    shown = [(page.broker, each) for page in pages for each in page.items]
+    shown = [(page.broker, message) for page in pages for message in page.items]
     shown.sort(key=lambda row: row[1].deliver_at_ms)
     return inputs.site.page(
         request,
@@ -114,8 +116,8 @@ async def _topic(request: web.Request, inputs: Inputs) -> web.StreamResponse:
 def _histogram(messages: list[DelayedMessage], now_ms: int) -> Mapping[str, int]:
     """Return how many are due within each step."""
     counts = dict.fromkeys([*(name for name, _ in _STEPS), _LATER], 0)
-    for each in messages:
-        wait_s = (each.deliver_at_ms - now_ms) / 1000
+    for message in messages:
+        wait_s = (message.deliver_at_ms - now_ms) / 1000
         counts[next((name for name, limit_s in _STEPS if wait_s <= limit_s), _LATER)] += 1
     return counts
 
@@ -148,7 +150,7 @@ async def _cancel(inputs: Inputs) -> str:
         answers = await inputs.admin.delayed.cancel(topic, ids)
     else:
         answers = await inputs.admin.delayed.cancel_all(topic)
-    done = {each for found in answers.values.values() for each in found.cancelled}
+    done = {message_id for answer in answers.values.values() for message_id in answer.cancelled}
     verb = "was" if len(done) == 1 else "were"
     text = f"{counted(len(done), 'delayed message', form=',')} of topic {topic} {verb} cancelled"
     if left := len(set(ids or ()) - done):

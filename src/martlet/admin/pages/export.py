@@ -9,8 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.audit import RefusalReason
-from martlet.admin.guard import user_of
+from martlet.admin.guard import RefusalReason, user_of
 from martlet.admin.site import SITE
 
 _LINES = "application/x-ndjson"

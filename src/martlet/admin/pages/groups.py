@@ -52,11 +52,11 @@ class GroupTotals:
 
 
 _COLUMNS: tuple[Column[GroupTotals], ...] = (
-    Column("name", "Group", lambda each: (each.topic, each.group)),
-    Column("lag", "Lag", lambda each: each.lag, "Messages that are not committed yet"),
-    Column("members", "Members", lambda each: each.members),
-    Column("queues", "Queues", lambda each: each.queues),
-    Column("brokers", "Brokers", lambda each: len(each.brokers)),
+    Column("name", "Group", lambda totals: (totals.topic, totals.group)),
+    Column("lag", "Lag", lambda totals: totals.lag, "Messages that are not committed yet"),
+    Column("members", "Members", lambda totals: totals.members),
+    Column("queues", "Queues", lambda totals: totals.queues),
+    Column("brokers", "Brokers", lambda totals: len(totals.brokers)),
 )
 
 
@@ -67,11 +67,11 @@ async def overview(request: web.Request) -> web.StreamResponse:
     answers = await site.admin.groups.list()
     groups: dict[tuple[str, str], GroupTotals] = {}
     for url, summaries in answers.values.items():
-        for each in summaries:
-            key = each.topic, each.group
-            groups.setdefault(key, GroupTotals(*key, each.kind)).add(url, each)
+        for summary in summaries:
+            key = summary.topic, summary.group
+            groups.setdefault(key, GroupTotals(*key, summary.kind)).add(url, summary)
     table = listing(
-        list(groups.values()), _COLUMNS, request.query, lambda each: f"{each.topic} / {each.group}",
+        list(groups.values()), _COLUMNS, request.query, lambda row: f"{row.topic} / {row.group}",
         "-lag",
     )  # fmt: skip
     failures = list(answers.failures.values())
@@ -88,9 +88,9 @@ async def group(request: web.Request) -> web.StreamResponse:
         "topic": topic,
         "group": name,
         "descriptions": sorted(answers.values.items()),
-        "lag": answers.total(lambda each: each.lag),
+        "lag": answers.total(lambda description: description.lag),
         "failures": list(answers.failures.values()),
-        "places": _TO,
+        "targets": _TO,
     }
     return site.page(request, "group.html", context)
 
@@ -110,20 +110,20 @@ async def _preview(inputs: Inputs) -> Preview:
         fields["time"] = f"{request.time_ms / 1000:.3f}"
     answers = await GroupAdmin.reset.run(inputs.admin.http, request)
     described = await inputs.admin.groups.describe(request.topic, request.group)
-    members = described.total(lambda each: len(each.members))
+    members = described.total(lambda description: len(description.members))
     rows = [
-        f"Queue {each.queue} at {url.partition('://')[2]}: from offset {each.before:,} to"
-        f" {each.offset:,}, which leaves a lag of {each.lag:,}."
-        for url, found in sorted(answers.values.items())
-        for each in found.queues
+        f"Queue {queue.queue} at {url.partition('://')[2]}: from offset {queue.before:,} to"
+        f" {queue.offset:,}, which leaves a lag of {queue.lag:,}."
+        for url, reset in sorted(answers.values.items())
+        for queue in reset.queues
     ]
     lines = rows[:_MAX_LINES]
     if len(rows) > len(lines):
         lines.append(f"{len(rows) - len(lines):,} more queues.")
     skipped = sum(
-        max(0, each.offset - each.before)
-        for found in answers.values.values()
-        for each in found.queues
+        max(0, queue.offset - queue.before)
+        for reset in answers.values.values()
+        for queue in reset.queues
     )
     if skipped:
         lines.append(f"{skipped:,} offsets are passed: their messages are not delivered.")
@@ -134,7 +134,7 @@ async def _preview(inputs: Inputs) -> Preview:
     elif members:
         who = "it" if members == 1 else "them"
         obstacle = f"It has {some}: stop {who} first, or choose to reset it even with members."
-    lag = answers.total(lambda each: each.lag)
+    lag = answers.total(lambda reset: reset.lag)
     return Preview(
         title=title,
         button=f"Reset to {_where(request)}: lag {lag:,}",
@@ -148,7 +148,7 @@ async def _preview(inputs: Inputs) -> Preview:
 async def _do(inputs: Inputs) -> str:
     request = inputs.request(ResetGroup)
     answers = await GroupAdmin.reset.run(inputs.admin.http, request)
-    lag = answers.total(lambda each: each.lag)
+    lag = answers.total(lambda reset: reset.lag)
     text = f"Group {request.group} of {request.topic} was reset; its lag is {lag:,}"
     return with_failures(text, answers)
 

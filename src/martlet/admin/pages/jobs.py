@@ -33,14 +33,14 @@ class JobPage:
     """A page of a job.
 
     Attributes:
-        place: the number of its --job-page.
+        number: the number of its --job-page.
         path: of the file.
         title: the page's own.
         written_s: when it was written, in seconds since 1970.
         size: of the file, in bytes.
     """
 
-    place: int
+    number: int
     path: Path
     title: str
     written_s: float
@@ -59,15 +59,17 @@ async def job(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     if not user_of(request).sees_bodies:
         raise web.HTTPForbidden(text="pages of jobs show values of messages, which you may not see")
-    place, name = int(request.match_info["place"]), request.match_info["name"]
+    number, name = int(request.match_info["number"]), request.match_info["name"]
     pages, _ = await asyncio.to_thread(job_pages, site.options.job_pages)
-    found = [page for page in pages if (page.place, page.path.name) == (place, name)]
-    if not found:
+    matches = [page for page in pages if (page.number, page.path.name) == (number, name)]
+    if not matches:
         raise PageNotFound(f"no job has written {name}")
-    if found[0].size > MAX_FILE_BYTES:
-        raise PageNotFound(f"{name} has {found[0].size:,} bytes, and {MAX_FILE_BYTES:,} are shown")
+    if matches[0].size > MAX_FILE_BYTES:
+        raise PageNotFound(
+            f"{name} has {matches[0].size:,} bytes, and {MAX_FILE_BYTES:,} are shown"
+        )
     try:
-        text = await asyncio.to_thread(found[0].path.read_bytes)
+        text = await asyncio.to_thread(matches[0].path.read_bytes)
     except OSError as error:
         raise PageNotFound(f"{name} cannot be read: {error.strerror}") from error
     styles = _STYLE.search(text)
@@ -85,25 +87,25 @@ async def job(request: web.Request) -> web.StreamResponse:
     )
 
 
-def job_pages(places: tuple[str, ...]) -> tuple[list[JobPage], list[str]]:
+def job_pages(sources: tuple[str, ...]) -> tuple[list[JobPage], list[str]]:
     """Return the pages of files and folders, the newest first, and what could not be read."""
     pages: list[JobPage] = []
     problems: list[str] = []
-    for number, place in enumerate(places):
+    for number, source in enumerate(sources):
         try:
-            pages += _of_place(number, Path(place), problems)
+            pages += _of_source(number, Path(source), problems)
         except OSError as error:
-            problems.append(f"--job-page={place}: {error.strerror}")
+            problems.append(f"--job-page={source}: {error.strerror}")
     return sorted(pages, key=lambda page: -page.written_s), problems
 
 
-def _of_place(number: int, place: Path, problems: list[str]) -> list[JobPage]:
-    if not place.is_dir():
-        return [_page(number, place)]
-    files = [(path.stat().st_mtime, path) for path in place.glob("[!.]*.html")]
+def _of_source(number: int, source: Path, problems: list[str]) -> list[JobPage]:
+    if not source.is_dir():
+        return [_page(number, source)]
+    files = [(path.stat().st_mtime, path) for path in source.glob("[!.]*.html")]
     files.sort(reverse=True)
     if len(files) > MAX_FILES:
-        problems.append(f"--job-page={place} has {len(files):,} files: the newest {MAX_FILES}")
+        problems.append(f"--job-page={source} has {len(files):,} files: the newest {MAX_FILES}")
     return [_page(number, path) for _, path in files[:MAX_FILES]]
 
 
@@ -111,11 +113,11 @@ def _page(number: int, path: Path) -> JobPage:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     title = _TITLE.search(head)
-    known = path.stat()
+    status = path.stat()
     return JobPage(
         number,
         path,
         html.unescape(title[1].decode(errors="replace")).strip() if title else path.stem,
-        known.st_mtime,
-        known.st_size,
+        status.st_mtime,
+        status.st_size,
     )

@@ -64,8 +64,8 @@ class MessageFacts:
     def origin(self) -> Mapping[str, str]:
         """The topic and channel that a dead letter comes from; empty for another message."""
         notes: Mapping[str, str] = self.properties.get("system", {})
-        found = {name: notes.get(f"dead_{name}", "") for name in ("topic", "channel")}
-        return found if all(found.values()) else {}
+        origin = {name: notes.get(f"dead_{name}", "") for name in ("topic", "channel")}
+        return origin if all(origin.values()) else {}
 
 
 async def message(request: web.Request) -> web.StreamResponse:
@@ -80,12 +80,12 @@ async def message(request: web.Request) -> web.StreamResponse:
     user = user_of(request)
     form = inputs.text("as") if inputs.text("as") in FORMS else ""
     shown = []
-    for each in facts:
-        body = each.stored.body if each.stored and user.sees_bodies else b""
+    for one in facts:
+        body = one.stored.body if one.stored and user.sees_bodies else b""
         editable = None
-        if each.stored and user.sees_bodies and len(body) <= _MAX_EDITED_BYTES:
+        if one.stored and user.sees_bodies and len(body) <= _MAX_EDITED_BYTES:
             editable = _editable(body)
-        shown.append((each, body_text(body, form=form), editable))
+        shown.append((one, body_text(body, form=form), editable))
     return inputs.site.page(
         request,
         "message.html",
@@ -99,14 +99,14 @@ async def _facts(inputs: Inputs, message_id: str) -> tuple[list[MessageFacts], l
     topic = inputs.name("topic", optional=True)
     facts = []
     try:
-        found = await admin.trace.find(message_id, topic=topic, time_limit_ms=_TRACE_MS)
+        traces = await admin.trace.find(message_id, topic=topic, time_limit_ms=_TRACE_MS)
     except AdminNotFound as error:
         notes.append(error.why)
     except AdminError as error:
         notes.append(f"Where it has been is not known: {error}")
     else:
-        notes += [f"Not inputs: {error}" for error in found.failures.values()]
-        for url, answer in found.values.items():
+        notes += [f"Not asked: {error}" for error in traces.failures.values()]
+        for url, answer in traces.values.items():
             if not answer.are_traced:
                 notes.append(
                     "The topic is not traced: see its settings. What happened to the message is"
@@ -114,9 +114,9 @@ async def _facts(inputs: Inputs, message_id: str) -> tuple[list[MessageFacts], l
                 )
             if not answer.is_complete:
                 notes.append(f"The history is not complete: {_TRACE_MS / 1000:.0f} s were over.")
-            for each in answer.messages:
-                stored = await _stored(admin.at(url), url, each)
-                facts.append(MessageFacts(url, each.topic, stored, each))
+            for message in answer.messages:
+                stored = await _stored(admin.at(url), url, message)
+                facts.append(MessageFacts(url, message.topic, stored, message))
     if not facts and topic:
         answers = await _found(admin, topic, message_id)
         facts = [MessageFacts(url, topic, stored, None) for url, stored in answers.items()]
@@ -134,16 +134,16 @@ async def _stored(admin: Admin, url: str, traced: TracedMessage) -> LogMessage |
     """Return a message with its body; None if it can be read nowhere."""
     if traced.offset is None:
         return None
-    found = await _found(admin, traced.topic, traced.id)
-    if url in found:
-        return found[url]
+    messages = await _found(admin, traced.topic, traced.id)
+    if url in messages:
+        return messages[url]
     # It is for one channel alone, as one that was redriven.
-    for each in traced.channels:
-        if each.is_group or each.state == "done":
+    for channel in traced.channels:
+        if channel.is_group or channel.state == "done":
             continue
-        place = Position(url, {"queue": traced.queue, "offset": traced.offset})
+        position = Position(url, {"queue": traced.queue, "offset": traced.offset})
         pages = admin.channels.peek_pages(
-            traced.topic, each.channel, limit=1, max_body_bytes=_MAX_PEEKED_BODY, start=place
+            traced.topic, channel.channel, limit=1, max_body_bytes=_MAX_PEEKED_BODY, start=position
         )
         try:
             async with aclosing(pages):
@@ -185,9 +185,9 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def _one(inputs: Inputs, message_id: str) -> tuple[str, str, LogMessage]:
     """Return the broker, the topic and the message that a request names. Raises PageNotFound."""
     facts, notes = await _facts(inputs, message_id)
-    for each in facts:
-        if each.stored is not None and each.id == message_id:
-            return each.broker, each.topic, each.stored
+    for one in facts:
+        if one.stored is not None and one.id == message_id:
+            return one.broker, one.topic, one.stored
     raise PageNotFound(
         f"the body of message {message_id} cannot be read. {' '.join(notes)}".strip()
     )
@@ -196,10 +196,17 @@ async def _one(inputs: Inputs, message_id: str) -> tuple[str, str, LogMessage]:
 # sending one again
 
 
+def _chosen(inputs: Inputs) -> str:
+    ids = inputs.ids("id")
+    if len(ids) > 1:
+        raise ActionRefused(f"one message is sent again, and not {len(ids)}")
+    return ids[0]
+
+
 async def _preview(inputs: Inputs) -> Preview:
-    (message_id,) = inputs.ids("id")
+    message_id, to_topic = _chosen(inputs), inputs.name("to_topic", optional=True)
     _, topic, stored = await _one(inputs, message_id)
-    to = inputs.name("to_topic", optional=True) or topic
+    to = to_topic or topic
     return Preview(
         title=f"Send message {message_id} of {topic} again",
         button=f"Publish it to {to}",
@@ -212,23 +219,23 @@ async def _preview(inputs: Inputs) -> Preview:
 
 
 async def _send_again(inputs: Inputs) -> str:
-    (message_id,) = inputs.ids("id")
+    message_id, to_topic = _chosen(inputs), inputs.name("to_topic", optional=True)
     broker, topic, stored = await _one(inputs, message_id)
-    to = inputs.name("to_topic", optional=True) or topic
-    found = stored.properties
-    headers: Mapping[str, str] = found.get("headers", {})
-    texts = [found.get("tag", ""), found.get("order_key", ""), *found.get("keys", ()), *headers]
-    for text in (*texts, *headers.values()):
+    to = to_topic or topic
+    properties = stored.properties
+    headers: Mapping[str, str] = properties.get("headers", {})
+    texts = [properties.get("tag", ""), properties.get("order_key", "")]
+    for text in (*texts, *properties.get("keys", ()), *headers, *headers.values()):
         if not text.isprintable():
             raise ActionRefused(f"{text!r} has characters that HTTP cannot carry in a property")
     answers = await inputs.site.admin.at(broker).topics.publish(
         to,
         stored.body,
-        tag=found.get("tag") or None,
-        keys=found.get("keys", ()),
-        order_key=found.get("order_key") or None,
+        tag=properties.get("tag") or None,
+        keys=properties.get("keys", ()),
+        order_key=properties.get("order_key") or None,
         headers=headers,
-        priority=found.get("priority"),
+        priority=properties.get("priority"),
     )
     where = ", ".join(url.partition("://")[2] for url in answers.values)
     return with_failures(

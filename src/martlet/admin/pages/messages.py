@@ -14,15 +14,15 @@ from martlet.admin.pages.bodies import FORMS, LISTED_BYTES, body_text
 from martlet.admin.pages.export import body_fields, check_may_download, send_lines
 from martlet.admin.pages.reading import (
     MAX_FOUND,
-    MAX_LOOKED,
-    MAX_LOOKED_BYTES,
+    MAX_READ,
+    MAX_READ_BYTES,
     MAX_S,
     STARTS,
-    LogLook,
     LogReader,
+    LogResult,
     MessageFilter,
     ReadStart,
-    look_for_key,
+    search_by_key,
 )
 from martlet.client.admin import PeekedMessage
 from martlet.names import ID_RULE, is_message_id
@@ -48,49 +48,49 @@ async def messages(request: web.Request) -> web.StreamResponse:
         topic = inputs.name("topic", optional=True)
         raise web.HTTPFound(inputs.site.url("/messages", wanted_id, topic=topic))
     topic = inputs.name("topic", optional=True)
-    known = inputs.view.topics.get(topic)
+    totals = inputs.view.topics.get(topic)
     context: dict[str, Any] = {
         "topic": topic,
         "fields": {name: inputs.text(name) for name in _FIELDS},
         "topics": sorted(inputs.view.topics)[:_MAX_TOPICS],
-        "channels": sorted(known.channels) if known else [],
+        "channels": sorted(totals.channels) if totals else [],
         "states": STATES,
         "starts": STARTS,
         "forms": FORMS,
-        "limits": {"found": MAX_FOUND, "looked": MAX_LOOKED, "bytes": MAX_LOOKED_BYTES, "s": MAX_S},
-        "look": None,
+        "limits": {"found": MAX_FOUND, "messages": MAX_READ, "bytes": MAX_READ_BYTES, "s": MAX_S},
+        "result": None,
         "peeked": None,
     }
     if topic and inputs.text("channel"):
         context |= await _peeked(request, inputs)
     elif topic:
-        context |= await _looked(request, inputs)
+        context |= await _log_values(request, inputs)
     return inputs.site.page(request, "messages.html", context)
 
 
-async def _looked(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
+async def _log_values(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
     """Return what the page shows of the log."""
-    look = await _look(request, inputs)
+    result = await _read_log(request, inputs)
     sees = user_of(request).sees_bodies
     return {
-        "look": look,
+        "result": result,
         "rows": [
-            (each, body_text(each.message.body if sees else b"", len(each.message.body),
+            (row, body_text(row.message.body if sees else b"", len(row.message.body),
                              _form(inputs), LISTED_BYTES))
-            for each in look.found
+            for row in result.found
         ],
-        "after": json.dumps(dict(look.after)) if look.after else "",
-        "next": look.next and "|".join(map(str, look.next)),
-        "several": len(look.queues) != 1,
+        "after": json.dumps(dict(result.after)) if result.after else "",
+        "next": result.next and "|".join(map(str, result.next)),
+        "several": len(result.queues) != 1,
         "is_followed": _is_newest(inputs),
-        "earlier": _earlier(inputs, look),
+        "earlier": _earlier(inputs, result),
     }  # fmt: skip
 
 
-async def _look(request: web.Request, inputs: Inputs) -> LogLook:
+async def _read_log(request: web.Request, inputs: Inputs) -> LogResult:
     """Read the log as an address asks. Raises ActionRefused, AdminError."""
-    wanted = MessageFilter(inputs.text("key"), inputs.text("header"), inputs.text("text"))
-    if wanted and not user_of(request).sees_bodies:
+    message_filter = MessageFilter(inputs.text("key"), inputs.text("header"), inputs.text("text"))
+    if message_filter and not user_of(request).sees_bodies:
         # Else a search would tell what is in a body.
         raise web.HTTPForbidden(text="this user does not see bodies, and so searches none")
     kind = inputs.text("from") or "last"
@@ -105,9 +105,9 @@ async def _look(request: web.Request, inputs: Inputs) -> LogLook:
         queue=inputs.number("queue") if inputs.text("queue") else None,
         on=_on(inputs),
     )
-    if wanted.key and kind in _INDEXED and start.queue is None:
-        return await look_for_key(inputs.site.admin, start, wanted, _after(inputs))
-    return await LogReader(inputs.site.admin, start, wanted).read()
+    if message_filter.key and kind in _INDEXED and start.queue is None:
+        return await search_by_key(inputs.site.admin, start, message_filter, _after(inputs))
+    return await LogReader(inputs.site.admin, start, message_filter).read()
 
 
 def _after(inputs: Inputs) -> Mapping[str, str]:
@@ -116,14 +116,14 @@ def _after(inputs: Inputs) -> Mapping[str, str]:
     if not text:
         return {}
     try:
-        found = json.loads(text)
+        position = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not (isinstance(found, dict) and found.keys() <= set(inputs.view.brokers)):
+        position = None
+    if not (isinstance(position, dict) and position.keys() <= set(inputs.view.brokers)):
         raise ActionRefused("the search does not continue there: begin again without 'after'")
-    if not all(isinstance(each, str) for each in found.values()):
+    if not all(isinstance(offset, str) for offset in position.values()):
         raise ActionRefused("the search does not continue there: begin again without 'after'")
-    return found
+    return position
 
 
 def _on(inputs: Inputs) -> tuple[str, int, int] | None:
@@ -131,21 +131,21 @@ def _on(inputs: Inputs) -> tuple[str, int, int] | None:
     text = inputs.text("go")
     if not text:
         return None
-    url, _, place = text.partition("|")
-    queue, _, offset = place.partition("|")
-    if not (queue.isdecimal() and offset.isdecimal() and len(place) < 40):
+    url, _, position = text.partition("|")
+    queue, _, offset = position.partition("|")
+    if not (queue.isdecimal() and offset.isdecimal() and len(position) < 40):
         raise ActionRefused("the list does not continue there: begin again without 'go'")
     return url, int(queue), int(offset)
 
 
-def _earlier(inputs: Inputs, look: LogLook) -> int | None:
+def _earlier(inputs: Inputs, result: LogResult) -> int | None:
     """Return the offset where the messages before those shown begin, of a list of one queue."""
     chosen = [
         queue
-        for url, queue in look.queues
+        for url, queue in result.queues
         if inputs.broker in ("", url) and inputs.text("queue") in ("", str(queue.queue))
     ]
-    offsets = [each.message.offset for each in look.found]
+    offsets = [row.message.offset for row in result.found]
     is_search = any(inputs.text(name) for name in ("key", "header", "text"))
     if len(chosen) != 1 or not offsets or is_search or min(offsets) <= chosen[0].start_offset:
         return None
@@ -159,8 +159,8 @@ def _is_newest(inputs: Inputs) -> bool:
 
 
 def _form(inputs: Inputs) -> str:
-    found = inputs.text("as")
-    return found if found in FORMS else ""
+    form = inputs.text("as")
+    return form if form in FORMS else ""
 
 
 async def _peeked(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
@@ -169,8 +169,8 @@ async def _peeked(request: web.Request, inputs: Inputs) -> Mapping[str, Any]:
     rows, nexts, errors = await _peek(inputs, LISTED_BYTES if sees else 0)
     return {
         "peeked": [
-            (url, each, body_text(each.body, each.body_bytes, _form(inputs), LISTED_BYTES))
-            for url, each in rows
+            (url, message, body_text(message.body, message.body_bytes, _form(inputs), LISTED_BYTES))
+            for url, message in rows
         ],
         "nexts": nexts,
         "errors": errors,
@@ -197,7 +197,7 @@ async def _peek(
         ),
         MAX_FOUND,
     )
-    rows = [(page.broker, each) for page in pages for each in page.items]
+    rows = [(page.broker, message) for page in pages for message in page.items]
     return rows, [(page.broker, continued(page.next)) for page in pages if page.next], errors
 
 
@@ -209,15 +209,15 @@ async def export(request: web.Request) -> web.StreamResponse:
     if where["channel"]:
         rows = (await _peek(inputs, _EXPORTED_BODY))[0]
         return await send_lines(request, "messages", _peeked_lines(rows), **where)
-    look = await _look(request, inputs)
-    return await send_lines(request, "messages", _lines(where["topic"], look), **where)
+    result = await _read_log(request, inputs)
+    return await send_lines(request, "messages", _lines(where["topic"], result), **where)
 
 
-async def _lines(topic: str, look: LogLook) -> AsyncIterator[Mapping[str, Any]]:
-    for each in look.found:
-        message = each.message
+async def _lines(topic: str, result: LogResult) -> AsyncIterator[Mapping[str, Any]]:
+    for row in result.found:
+        message = row.message
         yield {
-            "broker": each.broker,
+            "broker": row.broker,
             "topic": topic,
             "id": message.id,
             "queue": message.queue,

@@ -3,11 +3,11 @@
 ::
 
     broker 1, queue 0   |-------------------|
-    broker 1, queue 1   |------x found, looked at enough: continue here
+    broker 1, queue 1   |------x enough was read: continue here
     broker 2, queue 0   |
 
 Queues are read one after the other, one batch at a time, until enough is found or a limit is
-reached. What a filter leaves out is read, too. Only a key needs no reading: see `look_for_key`.
+reached. What a filter leaves out is read, too. Only a key needs no reading: see `search_by_key`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from martlet.client.admin import Admin, AdminError, LogMessage, LogQueue
 from martlet.text import MILLISECOND_NS
 
 MAX_FOUND = 50
-MAX_LOOKED = 20_000
-MAX_LOOKED_BYTES = 32 << 20
+MAX_READ = 20_000
+MAX_READ_BYTES = 32 << 20
 MAX_S = 5.0
 _READ_MESSAGES = 1000
 _READ_BYTES = 1 << 20
@@ -50,13 +50,13 @@ class MessageFilter:
 
     def matches(self, message: LogMessage) -> bool:
         """Whether a message is meant."""
-        found = message.properties
-        if self.key and self.key not in (*found.get("keys", ()), found.get("order_key")):
+        properties = message.properties
+        if self.key and self.key not in (*properties.get("keys", ()), properties.get("order_key")):
             return False
         if self.text and self.text.encode() not in message.body:
             return False
         name, equals, value = self.header.partition("=")
-        headers = found.get("headers", {})
+        headers = properties.get("headers", {})
         return not name or (name in headers and (not equals or headers[name] == value))
 
 
@@ -92,14 +92,14 @@ class FoundMessage:
 
 
 @dataclass
-class LogLook:
+class LogResult:
     """What was read.
 
     Attributes:
         found: the messages.
         queues: the queues that there are, of each broker.
-        looked: how many messages were read.
-        looked_bytes: the size of their bodies.
+        read_count: how many messages were read.
+        read_bytes: the size of their bodies.
         took_s: how long it took.
         stopped: the limit that ended it; empty at the end of the log.
         next: where to continue; None at the end.
@@ -110,8 +110,8 @@ class LogLook:
 
     found: list[FoundMessage] = field(default_factory=list)
     queues: list[tuple[str, LogQueue]] = field(default_factory=list)
-    looked: int = 0
-    looked_bytes: int = 0
+    read_count: int = 0
+    read_bytes: int = 0
     took_s: float = 0.0
     stopped: str = ""
     next: tuple[str, int, int] | None = None
@@ -123,22 +123,22 @@ class LogLook:
         """Return the limit that was reached; empty for none."""
         if len(self.found) >= max_found:
             return f"{max_found} messages found"
-        if self.looked >= MAX_LOOKED:
-            return f"{MAX_LOOKED:,} messages looked at"
-        if self.looked_bytes >= MAX_LOOKED_BYTES:
-            return f"{MAX_LOOKED_BYTES >> 20} MiB looked at"
+        if self.read_count >= MAX_READ:
+            return f"{MAX_READ:,} messages looked at"
+        if self.read_bytes >= MAX_READ_BYTES:
+            return f"{MAX_READ_BYTES >> 20} MiB looked at"
         return f"{MAX_S:.0f} s over" if self.took_s >= MAX_S else ""
 
 
-async def look_for_key(
-    admin: Admin, start: ReadStart, wanted: MessageFilter, after: Mapping[str, str]
-) -> LogLook:
+async def search_by_key(
+    admin: Admin, start: ReadStart, message_filter: MessageFilter, after: Mapping[str, str]
+) -> LogResult:
     """Search by key, newest first: brokers have an index of keys. Raises AdminError,
     and ActionRefused: no message can have that key.
 
     Args:
         admin: the way to the brokers.
-        start: its topic, broker and time; the queue, and other places, are not looked at.
+        start: its topic, broker and time; the queue, and other positions, do not count.
         wanted: which of the messages with the key.
         after: where an earlier search ended; empty to begin.
     """
@@ -146,7 +146,7 @@ async def look_for_key(
     try:
         answers = await (admin.at(start.broker) if start.broker else admin).messages.by_key(
             start.topic,
-            wanted.key,
+            message_filter.key,
             since_ns=start.time_ms * MILLISECOND_NS,
             limit=MAX_FOUND,
             max_bytes=_MAX_KEY_BYTES,
@@ -155,20 +155,21 @@ async def look_for_key(
         )
     except ValueError as error:
         raise ActionRefused(str(error)) from None
-    look = LogLook(errors=list(map(str, answers.failures.values())))
-    for url, found in answers.values.items():
-        look.looked += len(found.messages)
-        look.looked_bytes += sum(len(each.body) for each in found.messages)
-        look.found += [FoundMessage(url, each) for each in found.messages if wanted.matches(each)]
-    look.found.sort(key=lambda each: each.message.stored_at_ns, reverse=True)
-    look.after = {url: found.next for url, found in answers.values.items() if found.next}
-    look.stopped = f"{MAX_FOUND} of a broker, or {MAX_S:.0f} s" if look.after else ""
-    look.took_s = time.monotonic() - began_s
-    return look
+    result = LogResult(errors=list(map(str, answers.failures.values())))
+    for url, answer in answers.values.items():
+        result.read_count += len(answer.messages)
+        result.read_bytes += sum(len(message.body) for message in answer.messages)
+        matching = filter(message_filter.matches, answer.messages)
+        result.found += [FoundMessage(url, message) for message in matching]
+    result.found.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
+    result.after = {url: answer.next for url, answer in answers.values.items() if answer.next}
+    result.stopped = f"{MAX_FOUND} of a broker, or {MAX_S:.0f} s" if result.after else ""
+    result.took_s = time.monotonic() - began_s
+    return result
 
 
 class LogReader:
-    """One look at the log of a topic.
+    """Reads the log of a topic.
 
     Args:
         admin: the way to the brokers.
@@ -182,63 +183,63 @@ class LogReader:
         self,
         admin: Admin,
         start: ReadStart,
-        wanted: MessageFilter,
+        message_filter: MessageFilter,
         max_found: int = MAX_FOUND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = admin
         self._start = start
-        self._wanted = wanted
+        self._wanted = message_filter
         self._max_found = max_found
         self._clock = clock
         self._began_s = clock()
-        self._look = LogLook()
+        self._result = LogResult()
 
-    async def read(self) -> LogLook:
+    async def read(self) -> LogResult:
         """Read. Raises AdminError: no broker describes the topic; ActionRefused: no such queue."""
-        look, start = self._look, self._start
+        result, start = self._result, self._start
         answers = await self._admin.topics.describe(start.topic)
-        look.errors += map(str, answers.failures.values())
-        look.queues = [
+        result.errors += map(str, answers.failures.values())
+        result.queues = [
             (url, queue)
             for url, described in sorted(answers.values.items())
             for queue in described.queues
         ]
-        places = [
+        queues = [
             (url, queue)
-            for url, queue in look.queues
+            for url, queue in result.queues
             if start.broker in ("", url) and start.queue in (None, queue.queue)
         ]
-        if not places:
+        if not queues:
             raise ActionRefused(f"topic {start.topic} has no such queue")
         if start.on is not None:
-            keys = [(url, queue.queue) for url, queue in places]
+            keys = [(url, queue.queue) for url, queue in queues]
             if start.on[:2] not in keys:
                 raise ActionRefused("the queue where it continues has gone: begin again")
-            places = places[keys.index(start.on[:2]) :]
-        for number, (url, queue) in enumerate(places):
+            queues = queues[keys.index(start.on[:2]) :]
+        for number, (url, queue) in enumerate(queues):
             try:
-                offset = await self._first(url, queue, len(places))
+                offset = await self._first(url, queue, len(queues))
                 if number == 0 and start.on is not None:
                     offset = start.on[2]
                 if not await self._read_queue(url, queue, offset):
                     break
             except AdminError as error:
-                look.errors.append(f"queue {queue.queue} of {error}")
+                result.errors.append(f"queue {queue.queue} of {error}")
         if start.kind == "last" and not start.on:
-            look.found.sort(key=lambda each: each.message.stored_at_ns, reverse=True)
-        look.took_s = self._clock() - self._began_s
-        return look
+            result.found.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
+        result.took_s = self._clock() - self._began_s
+        return result
 
-    async def _first(self, url: str, queue: LogQueue, place_count: int) -> int:
+    async def _first(self, url: str, queue: LogQueue, queue_count: int) -> int:
         """Return the offset where a queue is begun."""
         start = self._start
         if start.kind == "last":
-            share = MAX_LOOKED if self._wanted else self._max_found
-            return max(queue.start_offset, queue.end_offset - max(1, share // place_count))
+            share = MAX_READ if self._wanted else self._max_found
+            return max(queue.start_offset, queue.end_offset - max(1, share // queue_count))
         if start.kind == "offset":
             if start.offset < queue.start_offset:
-                self._look.notes.append(
+                self._result.notes.append(
                     f"Queue {queue.queue} begins at offset {queue.start_offset:,}: earlier messages"
                     " are no longer stored."
                 )
@@ -247,22 +248,22 @@ class LogReader:
             answers = await self._admin.at(url).messages.offset_at(
                 start.topic, start.time_ms, queue=queue.queue
             )
-            found = answers.values[url]
-            if found.is_gone:
-                self._look.notes.append(
+            position = answers.values[url]
+            if position.is_gone:
+                self._result.notes.append(
                     f"Queue {queue.queue}: earlier messages since that time are no longer stored."
                 )
-            return found.offset
+            return position.offset
         return queue.start_offset
 
     async def _read_queue(self, url: str, queue: LogQueue, offset: int) -> bool:
         """Read a queue up to the end that it had; return whether to go on with the next one."""
-        look, admin = self._look, self._admin.at(url)
+        result, admin = self._result, self._admin.at(url)
         while offset < queue.end_offset:
-            look.took_s = self._clock() - self._began_s
-            look.stopped = look.limit(self._max_found)
-            if look.stopped:
-                look.next = (url, queue.queue, offset)
+            result.took_s = self._clock() - self._began_s
+            result.stopped = result.limit(self._max_found)
+            if result.stopped:
+                result.next = (url, queue.queue, offset)
                 return False
             answers = await admin.messages.read(
                 self._start.topic,
@@ -276,11 +277,11 @@ class LogReader:
                 return True
             offset = read.next_offset
             for message in read.messages:
-                look.looked += 1
-                look.looked_bytes += len(message.body)
+                result.read_count += 1
+                result.read_bytes += len(message.body)
                 if self._wanted.matches(message):
-                    look.found.append(FoundMessage(url, message))
-                if len(look.found) >= self._max_found:
+                    result.found.append(FoundMessage(url, message))
+                if len(result.found) >= self._max_found:
                     offset = message.offset + 1
                     break
         return True
@@ -288,5 +289,5 @@ class LogReader:
     def _left(self) -> int:
         """Return how many messages one read may have."""
         if self._wanted:
-            return MAX_LOOKED - self._look.looked
-        return self._max_found - len(self._look.found)
+            return MAX_READ - self._result.read_count
+        return self._max_found - len(self._result.found)

@@ -24,6 +24,8 @@ from martlet.schema.topics import MAX_QUEUES
 from martlet.text import counted
 
 _MAX_LINES = 50
+_MAX_WHY = 1000
+"""A refusal names the value, which may be long."""
 _TO = {
     "beginning": "the first stored message",
     "time": "a time",
@@ -55,8 +57,8 @@ async def settings(request: web.Request) -> web.StreamResponse:
     inputs = await inputs_of(request)
     topic, channel = inputs.name("topic"), inputs.name("channel", optional=True)
     answers = await inputs.admin.topics.describe(topic)
-    policies = {url: _policy(each, channel) for url, each in answers.values.items()}
-    known = {url: policy for url, policy in policies.items() if policy is not None}
+    policies = {url: _policy(described, channel) for url, described in answers.values.items()}
+    present = {url: policy for url, policy in policies.items() if policy is not None}
     kind: Policy = ChannelPolicy() if channel else TopicPolicy()
     return site.page(
         request,
@@ -64,11 +66,11 @@ async def settings(request: web.Request) -> web.StreamResponse:
         {
             "topic": topic,
             "channel": channel,
-            "settings": _settings(kind, known),
+            "settings": _settings(kind, present),
             "silent": [url for url, policy in policies.items() if policy is None],
-            "queues": {url: len(each.queues) for url, each in answers.values.items()},
+            "queues": {url: len(described.queues) for url, described in answers.values.items()},
             "max_queues": MAX_QUEUES,
-            "places": _TO,
+            "targets": _TO,
             "failures": list(answers.failures.values()),
         },
     )
@@ -80,37 +82,38 @@ def _policy(described: TopicDescription, channel: str) -> Mapping[str, Any] | No
 
 
 def _settings(kind: Policy, policies: Mapping[str, Mapping[str, Any]]) -> list[Setting]:
-    found = []
-    for each in kind.settable():
+    settings = []
+    for field in kind.settable():
         values = {
-            url: value_text(policy[each.name]) if each.name in policy else ""
+            url: value_text(policy[field.name]) if field.name in policy else ""
             for url, policy in policies.items()
         }
         differ = len(set(values.values())) > 1
-        found.append(
+        settings.append(
             Setting(
-                each.name,
-                each.metadata["help"],
-                each.metadata.get("choices", ()),
+                field.name,
+                field.metadata["help"],
+                field.metadata.get("choices", ()),
                 next(iter(values.values()), ""),
                 values if differ else {},
             )
         )
-    return found
+    return settings
 
 
 def _changes(inputs: Inputs) -> dict[str, object]:
     """Return the fields of the policy that a form changes, as a call takes them."""
     kind: Policy = ChannelPolicy() if inputs.text("channel") else TopicPolicy()
     words = []
-    for each in kind.settable():
-        wanted = inputs.text(each.name)
-        if each.name in inputs.fields and wanted != inputs.text(f"was_{each.name}"):
-            words.append(f"{each.name}={wanted or 'default'}")
+    for field in kind.settable():
+        value = inputs.text(field.name)
+        if field.name in inputs.fields and value != inputs.text(f"was_{field.name}"):
+            words.append(f"{field.name}={value or 'default'}")
     try:
         return read_words(kind, words)
     except BadPolicy as error:
-        raise ActionRefused(str(error)) from None
+        why = str(error)
+        raise ActionRefused(why if len(why) <= _MAX_WHY else f"{why[:_MAX_WHY]}...") from None
 
 
 def _subject(inputs: Inputs) -> str:
@@ -154,36 +157,36 @@ async def _configure(inputs: Inputs) -> str:
 
 
 async def _preview_queues(inputs: Inputs) -> Preview:
-    topic, wanted = inputs.name("topic"), _queues(inputs)
+    topic, count_ = inputs.name("topic"), _queues(inputs)
     answers = await inputs.admin.topics.describe(topic)
     lines = [
-        f"{url.partition('://')[2]} has {counted(len(each.queues), 'queue')} now."
-        for url, each in sorted(answers.values.items())
+        f"{url.partition('://')[2]} has {counted(len(described.queues), 'queue')} now."
+        for url, described in sorted(answers.values.items())
     ]
-    less = [each for each in answers.values.values() if len(each.queues) < wanted]
+    less = [described for described in answers.values.values() if len(described.queues) < count_]
     lines.append("A queue is never removed. Keys may lead to other queues than before.")
     return Preview(
         title=f"Add queues to topic {topic}",
-        button=f"Have {counted(wanted, 'queue')} at {counted(len(answers.values), 'broker')}",
+        button=f"Have {counted(count_, 'queue')} at {counted(len(answers.values), 'broker')}",
         lines=[*lines, *silent(answers)],
         is_possible=bool(less),
     )
 
 
 def _queues(inputs: Inputs) -> int:
-    wanted = inputs.number("queues")
-    if not 1 <= wanted <= MAX_QUEUES:
-        raise ActionRefused(f"a topic has from 1 to {MAX_QUEUES} queues, and not {wanted}")
-    return wanted
+    count = inputs.number("queues")
+    if not 1 <= count <= MAX_QUEUES:
+        raise ActionRefused(f"a topic has from 1 to {MAX_QUEUES} queues, and not {count}")
+    return count
 
 
 async def _add_queues(inputs: Inputs) -> str:
-    topic, wanted = inputs.name("topic"), _queues(inputs)
+    topic, count_ = inputs.name("topic"), _queues(inputs)
     having = (await inputs.admin.topics.describe(topic)).values
     # Others do not get the topic.
-    answers = await inputs.site.admin.at(*having).topics.create(topic, wanted)
+    answers = await inputs.site.admin.at(*having).topics.create(topic, count_)
     count = counted(len(answers.values), "broker")
-    return with_failures(f"Topic {topic} has {counted(wanted, 'queue')} at {count}", answers)
+    return with_failures(f"Topic {topic} has {counted(count_, 'queue')} at {count}", answers)
 
 
 # replay
@@ -211,22 +214,22 @@ async def _starts(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
     if to not in _TO:
         raise ActionRefused("say where to: the first message, a time or an offset")
     answers = await inputs.admin.topics.describe(topic)
-    wanted = inputs.number("queue") if inputs.text("queue") else None
+    only_queue = inputs.number("queue") if inputs.text("queue") else None
     starts = []
     for url, described in sorted(answers.values.items()):
-        for each in described.queues:
-            if wanted not in (None, each.queue):
+        for queue in described.queues:
+            if only_queue not in (None, queue.queue):
                 continue
-            offset, is_gone = each.start_offset, False
+            offset, is_gone = queue.start_offset, False
             if to == "time":
                 time_ms = inputs.time_ns("time") // 1_000_000
                 admin = inputs.site.admin.at(url)
-                found = await admin.messages.offset_at(topic, time_ms, queue=each.queue)
-                offset, is_gone = found.values[url].offset, found.values[url].is_gone
+                position = await admin.messages.offset_at(topic, time_ms, queue=queue.queue)
+                offset, is_gone = position.values[url].offset, position.values[url].is_gone
             elif to == "offset":
                 offset = inputs.number("offset")
-                is_gone = not each.start_offset <= offset <= each.end_offset
-            starts.append(ReplayFrom(url, each.queue, offset, each.end_offset, is_gone))
+                is_gone = not queue.start_offset <= offset <= queue.end_offset
+            starts.append(ReplayFrom(url, queue.queue, offset, queue.end_offset, is_gone))
     if to == "offset" and len(starts) > 1:
         raise ActionRefused(
             "each queue of each broker has offsets of its own: choose one queue of one broker, or"
@@ -239,14 +242,14 @@ async def _preview_replay(inputs: Inputs) -> Preview:
     topic, channel = inputs.name("topic"), inputs.name("channel")
     starts, errors = await _starts(inputs)
     rows = [
-        f"Queue {each.queue} at {each.broker.partition('://')[2]}: "
+        f"Queue {start.queue} at {start.broker.partition('://')[2]}: "
         + (
-            f"not from offset {each.offset:,}, where messages are not stored."
-            if each.is_gone
-            else f"{counted(each.end_offset - each.offset, 'message', form=',')} from offset"
-            f" {each.offset:,} on."
+            f"not from offset {start.offset:,}, where messages are not stored."
+            if start.is_gone
+            else f"{counted(start.end_offset - start.offset, 'message', form=',')} from offset"
+            f" {start.offset:,} on."
         )
-        for each in starts
+        for start in starts
     ]
     lines = rows[:_MAX_LINES]
     if len(rows) > len(lines):
@@ -255,19 +258,19 @@ async def _preview_replay(inputs: Inputs) -> Preview:
         "All messages from there on are delivered, finished or not, with attempts from 1; those in"
         " flight are taken from their consumers."
     )
-    if any(each.is_gone for each in starts):
-        lines.append("Choose a later place: what is no longer stored cannot be delivered.")
+    if any(start.is_gone for start in starts):
+        lines.append("Choose a later position: what is no longer stored cannot be delivered.")
     fields = {}
     if inputs.text("to") == "time":
         fields["time"] = f"{inputs.time_ns('time') / 1e9:.3f}"
-    count = sum(each.end_offset - each.offset for each in starts if not each.is_gone)
+    count = sum(start.end_offset - start.offset for start in starts if not start.is_gone)
     some = counted(count, "message", form=",")
     return Preview(
         title=f"Replay channel {channel} of {topic}",
-        button=f"Deliver {some} to {channel}" + ("" if inputs.text("new") else " again"),
+        button=f"Deliver {some} to {channel}" + ("" if inputs.flag("new") else " again"),
         lines=[*lines, *errors],
         fields=fields,
-        is_possible=bool(starts) and not any(each.is_gone for each in starts),
+        is_possible=bool(starts) and not any(start.is_gone for start in starts),
     )
 
 
@@ -285,9 +288,9 @@ async def _replay(inputs: Inputs) -> str:
         to_time_ns=inputs.time_ns("time") if to == "time" else None,
         to_offset=inputs.number("offset") if to == "offset" else None,
         queue=starts[0].queue if to == "offset" else queue,
-        new_channel=bool(inputs.text("new")),
+        new_channel=inputs.flag("new"),
     )
-    some = counted(answers.total(lambda each: each.message_count), "message", form=",")
+    some = counted(answers.total(lambda replay: replay.message_count), "message", form=",")
     return with_failures(f"{some} of {topic} are delivered to channel {channel}", answers)
 
 

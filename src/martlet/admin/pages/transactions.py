@@ -34,16 +34,16 @@ async def overview(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     await site.collector.fresh()
     answers = await site.admin.transactions.list(limit=_MAX_LISTED)
-    rows = [(url, each) for url, found in answers.values.items() for each in found]
+    rows = [(url, one) for url, listed in answers.values.items() for one in listed]
     rows.sort(key=lambda row: (row[1].state != _ASIDE, row[1].begun_at_ms))
-    full = [url for url, found in answers.values.items() if len(found) >= _MAX_LISTED]
+    full = [url for url, listed in answers.values.items() if len(listed) >= _MAX_LISTED]
     return site.page(
         request,
         "transactions.html",
         {
             "rows": rows,
             "states": _STATES,
-            "seen": {each.state for _, each in rows},
+            "seen": {one.state for _, one in rows},
             "full": full,
             "limit": _MAX_LISTED,
             "failures": list(answers.failures.values()),
@@ -62,8 +62,8 @@ async def transaction(request: web.Request) -> web.StreamResponse:
         limit=_MAX_SHOWN,
         max_body_bytes=LISTED_BYTES if sees else 0,
     )
-    found = await TransactionAdmin.show.run(inputs.admin.http, shown)
-    ((url, described),) = list(found.values.items())[:1]
+    answers = await TransactionAdmin.show.run(inputs.admin.http, shown)
+    ((url, described),) = list(answers.values.items())[:1]
     return site.page(
         request,
         "transaction.html",
@@ -73,8 +73,8 @@ async def transaction(request: web.Request) -> web.StreamResponse:
             "states": _STATES,
             "is_ended": described.state in _ENDED,
             "rows": [
-                (each, body_text(each.body, each.body_bytes, max_bytes=LISTED_BYTES))
-                for each in described.messages
+                (message, body_text(message.body, message.body_bytes, max_bytes=LISTED_BYTES))
+                for message in described.messages
             ],
             "max_shown": _MAX_SHOWN,
         },
@@ -86,21 +86,22 @@ async def _preview(inputs: Inputs, how: str) -> Preview:
     title = f"{_verb(how)} transaction {request.id}"
     try:
         answers = await TransactionAdmin.show.run(inputs.admin.http, request)
-        ((url, found),) = list(answers.values.items())[:1]
+        ((url, described),) = list(answers.values.items())[:1]
     except AdminNotFound as error:
         return Preview(title=title, button="", lines=[error.why], is_possible=False)
-    if found.state in _ENDED:
+    if described.state in _ENDED:
         return Preview(
-            title=title, button="", lines=[f"It is {found.state} already."], is_possible=False
+            title=title, button="", lines=[f"It is {described.state} already."], is_possible=False
         )
-    more = "at least " if len(found.messages) == _MAX_COUNTED else ""
-    some = more + counted(len(found.messages), "message", form=",")
-    topics = ", ".join(sorted({each.topic for each in found.messages})) or "no topic"
+    more = "at least " if len(described.messages) == _MAX_COUNTED else ""
+    some = more + counted(len(described.messages), "message", form=",")
+    topics = ", ".join(sorted({message.topic for message in described.messages})) or "no topic"
     if how == "commit":
         lines = [f"{some} become visible in {topics}, together."]
     else:
         lines = [f"{some} of {topics} are dropped: no consumer gets them."]
-    lines.append(f"It is {found.state}: {_STATES.get(found.state, 'a state of a later version')}.")
+    meaning = _STATES.get(described.state, "a state of a later version")
+    lines.append(f"It is {described.state}: {meaning}.")
     return Preview(
         title=title,
         button=f"{_verb(how)} {some} at {url.partition('://')[2]}",

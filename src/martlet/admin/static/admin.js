@@ -57,24 +57,24 @@
   }
 
   // Follow: the newest messages every two seconds, for ten minutes, in no tab that is hidden.
-  const FOLLOW_MS = 2000, MAX_LOOKS = 300;
+  const FOLLOW_MS = 2000, MAX_POLLS = 300;
   const box = document.getElementById("follow");
-  let timer = 0, looks = 0;
-  async function look() {
+  let timer = 0, polls = 0;
+  async function poll() {
     if (!document.hidden) {
       const answer = await fetch(location.href);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.querySelector("[data-follow]");
       if (found) document.querySelector("[data-follow]").replaceChildren(...found.childNodes);
-      looks += 1;
+      polls += 1;
     }
-    if (looks >= MAX_LOOKS) box.checked = false;
-    if (box.checked) timer = setTimeout(look, FOLLOW_MS);
+    if (polls >= MAX_POLLS) box.checked = false;
+    if (box.checked) timer = setTimeout(poll, FOLLOW_MS);
   }
   box?.addEventListener("change", () => {
     clearTimeout(timer);
-    looks = 0;
-    if (box.checked) timer = setTimeout(look, 0);
+    polls = 0;
+    if (box.checked) timer = setTimeout(poll, 0);
   });
   box?.closest("label").removeAttribute("hidden");
 

@@ -12,9 +12,9 @@ from tests.admin_page import Page
 async def ask(page: Page, action: str, status: int = 200, **fields: Any) -> str:
     """Return the page that asks before an operation."""
     params = [
-        (name, each)
+        (name, item)
         for name, value in {"action": action, **fields}.items()
-        for each in ([value] if isinstance(value, str) else value)
+        for item in ([value] if isinstance(value, str) else value)
     ]
     async with page.session.get(f"{page.url}/confirm", params=params) as answer:
         html = await answer.text()
@@ -33,20 +33,20 @@ def form_of(html: str) -> dict[str, Any]:
 
 def button_of(html: str) -> str:
     """Return what the button says that does it."""
-    (found,) = re.findall(r'<button class="danger">([^<]*)</button>', html)
-    return html_module.unescape(str(found))
+    (label,) = re.findall(r'<button class="danger">([^<]*)</button>', html)
+    return html_module.unescape(str(label))
 
 
 def notice_of(html: str) -> str:
     """Return what the page says was done."""
-    (found,) = re.findall(r'<p class="notice" role="status">([^<]*)</p>', html)
-    return html_module.unescape(str(found))
+    (text,) = re.findall(r'<p class="notice" role="status">([^<]*)</p>', html)
+    return html_module.unescape(str(text))
 
 
 def next_of(html: str, relation: str = "next") -> str:
     """Return the address where a list continues."""
-    (found,) = re.findall(rf'<a rel="{relation}" href="([^"]+)"', html)
-    return html_module.unescape(str(found))
+    (href,) = re.findall(rf'<a rel="{relation}" href="([^"]+)"', html)
+    return html_module.unescape(str(href))
 
 
 def text_of(html: str) -> str:

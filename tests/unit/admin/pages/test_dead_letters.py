@@ -40,7 +40,9 @@ async def die(
 
 async def waiting(admin: Admin, topic: str) -> int:
     answers = await admin.dead_letters.list()
-    return sum(each.count for each in answers.joined() if each.dead_letter_topic.startswith(topic))
+    return sum(
+        letters.count for letters in answers.joined() if letters.dead_letter_topic.startswith(topic)
+    )
 
 
 @pytest.fixture
@@ -77,13 +79,13 @@ async def test_letters_are_shown_with_their_bodies_as_text(page: Page) -> None:
 
 
 async def test_a_dry_run_says_what_a_redrive_then_moves(page: Page, brokers: list[Broker]) -> None:
-    asked = await ask(page, "redrive_dead_letters", **WHOSE, all="yes")
-    assert button_of(asked) == "Redrive 4 dead letters on 2 brokers"
+    preview = await ask(page, "redrive_dead_letters", **WHOSE, all="yes")
+    assert button_of(preview) == "Redrive 4 dead letters on 2 brokers"
     # One that dies after the dry run is not of those that it has counted.
     await die(brokers[0], b"late")
-    answer = await page.act(**form_of(asked))
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "4 dead letters of channel work of orders were redriven"
-    depths = [(await counts(each, "orders"))["channels"][0]["depth"] for each in brokers]
+    depths = [(await counts(broker, "orders"))["channels"][0]["depth"] for broker in brokers]
     assert depths == [3, 1]
     again = await ask(page, "redrive_dead_letters", **WHOSE, all="yes")
     assert button_of(again) == "Redrive 1 dead letter on 1 broker"
@@ -93,10 +95,10 @@ async def test_chosen_letters_go_to_another_topic(page: Page, brokers: list[Brok
     html = await page.get("/dead/letters?topic=orders&channel=work&error=room")
     ids = re.findall(r'name="ids" value="(\w+)"', html)
     chosen = {**WHOSE, "chosen": "yes", "ids": ids[:2], "to_topic": "later"}
-    asked = await ask(page, "redrive_dead_letters", **chosen)
-    assert button_of(asked) == "Redrive 2 dead letters on 1 broker to topic later"
-    assert "Only those chosen." in asked
-    answer = await page.act(**form_of(asked))
+    preview = await ask(page, "redrive_dead_letters", **chosen)
+    assert button_of(preview) == "Redrive 2 dead letters on 1 broker to topic later"
+    assert "Only those chosen." in preview
+    answer = await page.act(**form_of(preview))
     assert "2 dead letters of channel work of orders were redriven to topic later" in answer
     assert (await counts(brokers[0], "later"))["message_count"] == 2
     for fields, why in [
@@ -120,15 +122,15 @@ async def test_chosen_letters_go_to_another_topic(page: Page, brokers: list[Brok
 
 
 async def test_purge(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = await ask(page, "purge_dead_letters", **WHOSE, reason="timeout")
-    assert "There is nothing to do." in asked
+    preview = await ask(page, "purge_dead_letters", **WHOSE, reason="timeout")
+    assert "There is nothing to do." in preview
     monkeypatch.setattr("martlet.admin.pages.dead_letters.TYPED_FROM", 3)
-    asked = await ask(page, "purge_dead_letters", **WHOSE, all="yes")
-    assert button_of(asked) == "Purge 4 dead letters on 2 brokers"
+    preview = await ask(page, "purge_dead_letters", **WHOSE, all="yes")
+    assert button_of(preview) == "Purge 4 dead letters on 2 brokers"
     assert "type &#39;channel work of orders&#39; to confirm" in await page.act(
-        status=400, **form_of(asked)
+        status=400, **form_of(preview)
     )
-    answer = await page.act(**form_of(asked), typed="channel work of orders")
+    answer = await page.act(**form_of(preview), typed="channel work of orders")
     assert notice_of(answer) == "4 dead letters of channel work of orders were purged"
     assert "There are no dead letters." in await page.get("/dead")
     audit = text_of(await page.get("/audit"))
@@ -162,7 +164,7 @@ async def test_export(page: Page) -> None:
 
 
 async def test_roles(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     letters = "/dead/letters?topic=orders&channel=work"
     async with page_of(addresses, bodies=False, read_only=True) as page:
         html = await page.get(letters)

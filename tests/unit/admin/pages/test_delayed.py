@@ -22,8 +22,8 @@ async def page(broker: Broker) -> AsyncIterator[Page]:
     async with Producer(broker.tcp_address) as producer:
         for minutes in (5, 30, 30, 60 * 24 * 3):
             await producer.send("later", b"body", deliver_at=time.time() + 60 * minutes)
-    async with page_of([broker.http_address]) as found:
-        yield found
+    async with page_of([broker.http_address]) as page:
+        yield page
 
 
 async def test_topics_are_listed_with_their_count(page: Page) -> None:
@@ -55,9 +55,9 @@ async def test_cancel_chosen_and_all(
     message = await page.get(f"/messages/{ids[0]}?topic=later")
     assert "waits until" in message
     assert "Cancel…" in message
-    asked = await ask(page, "cancel_delayed", **TOPIC, chosen="yes", ids=ids[:1])
-    assert button_of(asked) == "Cancel 1 delayed message"
-    answer = await page.act(**form_of(asked))
+    preview = await ask(page, "cancel_delayed", **TOPIC, chosen="yes", ids=ids[:1])
+    assert button_of(preview) == "Cancel 1 delayed message"
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "1 delayed message of topic later was cancelled"
     answer = await page.act("cancel_delayed", **TOPIC, chosen="yes", ids=ids[:2])
     assert notice_of(answer) == "1 delayed message of topic later was cancelled; 1 no longer waited"
@@ -66,10 +66,10 @@ async def test_cancel_chosen_and_all(
     for fields in ({}, {"ids": ids[2:]}, {"chosen": "", "all": ""}):
         refused = await page.act("cancel_delayed", 400, **TOPIC, **fields)
         assert "nothing was chosen" in refused
-    asked = await ask(page, "cancel_delayed", **TOPIC, all="yes")
-    assert button_of(asked) == "Cancel 2 delayed messages"
-    assert "to confirm" in await page.act(status=400, **form_of(asked))
-    answer = await page.act(**form_of(asked), typed="later")
+    preview = await ask(page, "cancel_delayed", **TOPIC, all="yes")
+    assert button_of(preview) == "Cancel 2 delayed messages"
+    assert "to confirm" in await page.act(status=400, **form_of(preview))
+    answer = await page.act(**form_of(preview), typed="later")
     assert notice_of(answer) == "2 delayed messages of topic later were cancelled"
     async with Admin(broker.http_address) as admin:
         assert (await admin.delayed.list("later")).joined() == []

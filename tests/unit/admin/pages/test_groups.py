@@ -19,20 +19,20 @@ GROUP: dict[str, Any] = {"topic": "orders", "group": "billing"}
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as found, Admin(found.http_address) as admin:
+    async with Broker() as one, Admin(one.http_address) as admin:
         await admin.topics.create("orders", 2)
         await admin.channels.create("orders", "billing")
         await admin.channels.configure("orders", "billing", kind="offsets")
-        async with Producer(found.tcp_address) as producer:
+        async with Producer(one.tcp_address) as producer:
             for number in range(6):
                 await producer.publish("orders", b"%d" % number)
-        yield found
+        yield one
 
 
 @pytest.fixture
 async def page(broker: Broker) -> AsyncIterator[Page]:
-    async with page_of([broker.http_address]) as found:
-        yield found
+    async with page_of([broker.http_address]) as page:
+        yield page
 
 
 async def join(broker: Broker) -> None:
@@ -60,22 +60,22 @@ async def test_groups_and_their_lag_by_queue(page: Page, broker: Broker) -> None
 
 
 async def test_a_reset_does_what_its_preview_says(page: Page, broker: Broker) -> None:
-    asked = await ask(page, "reset_group", **GROUP, to="last")
-    assert button_of(asked) == "Reset to the end: lag 0"
+    preview = await ask(page, "reset_group", **GROUP, to="last")
+    assert button_of(preview) == "Reset to the end: lag 0"
     assert (
-        f"Queue 1 at {broker.http_address}: from offset 0 to 3, which leaves a lag of 0." in asked
+        f"Queue 1 at {broker.http_address}: from offset 0 to 3, which leaves a lag of 0." in preview
     )
-    assert "6 offsets are passed" in asked
-    answer = await page.act(**form_of(asked))
+    assert "6 offsets are passed" in preview
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "Group billing of orders was reset; its lag is 0"
-    asked = await ask(page, "reset_group", **GROUP, to="offset", offset="1", queue="1")
-    assert button_of(asked) == "Reset to offset 1: lag 2"
-    await page.act(**form_of(asked))
+    preview = await ask(page, "reset_group", **GROUP, to="offset", offset="1", queue="1")
+    assert button_of(preview) == "Reset to offset 1: lag 2"
+    await page.act(**form_of(preview))
     async with Admin(broker.http_address) as admin:
         assert (await admin.groups.lag("orders", "billing")).total(int) == 2
-    asked = await ask(page, "reset_group", **GROUP, to="time", time="1h")
-    assert button_of(asked) == "Reset to a time given: lag 6"
-    assert form_of(asked)["time"] != "1h", "another moment when the button is pressed"
+    preview = await ask(page, "reset_group", **GROUP, to="time", time="1h")
+    assert button_of(preview) == "Reset to a time given: lag 6"
+    assert form_of(preview)["time"] != "1h", "another moment when the button is pressed"
     for fields, why in [({}, "argument to is missing"), ({"to": "offset"}, "argument offset is"),
                         ({"to": "time", "time": "soon"}, "is no time")]:  # fmt: skip
         assert why in await page.act("reset_group", 400, **GROUP, **fields)
@@ -83,10 +83,10 @@ async def test_a_reset_does_what_its_preview_says(page: Page, broker: Broker) ->
 
 async def test_members_keep_a_group_from_being_reset(page: Page, broker: Broker) -> None:
     await join(broker)
-    asked = await ask(page, "reset_group", **GROUP, to="first")
-    assert "There is nothing to do." not in asked
-    assert "It has 1 member: stop it first" in asked
-    assert "<button class" not in asked
+    preview = await ask(page, "reset_group", **GROUP, to="first")
+    assert "There is nothing to do." not in preview
+    assert "It has 1 member: stop it first" in preview
+    assert "<button class" not in preview
     assert "has 1 member" in await page.act("reset_group", 502, **GROUP, to="first")
     forced = await ask(page, "reset_group", **GROUP, to="first", force="yes")
     assert button_of(forced) == "Reset to the first stored message: lag 6"

@@ -24,17 +24,17 @@ BIG = b"x" * 3_100_000
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with Broker(max_msg_size=4 << 20) as found:
-        async with Admin(found.http_address) as admin:
+    async with Broker(max_msg_size=4 << 20) as one:
+        async with Admin(one.http_address) as admin:
             await admin.topics.create("orders")
             await admin.channels.create("orders", "work")
-        yield found
+        yield one
 
 
 @pytest.fixture
 async def page(broker: Broker) -> AsyncIterator[Page]:
-    async with page_of([broker.http_address]) as found:
-        yield found
+    async with page_of([broker.http_address]) as page:
+        yield page
 
 
 def out(body: bytes, **properties: Any) -> Outgoing:
@@ -118,20 +118,20 @@ async def test_a_search_ends_at_its_limits_and_says_where_to_go_on(
         out(b"a needle", keys=["k1"], headers={"colour": "red"}),
     )
     search = "/messages?topic=orders&from=first"
-    for wanted in ("text=needle", "key=k1", "header=colour", "header=colour%3Dred"):
-        html = await page.get(f"{search}&{wanted}")
-        assert len(ids_of(html)) == 1, wanted
+    for fields in ("text=needle", "key=k1", "header=colour", "header=colour%3Dred"):
+        html = await page.get(f"{search}&{fields}")
+        assert len(ids_of(html)) == 1, fields
         assert "looked at 31" in text_of(html)
         assert "to the end" in text_of(html)
     assert "No message among those looked at" in await page.get(f"{search}&header=colour%3Dblue")
     assert "a needle" not in await page.get("/messages?topic=orders&key=k1&text=hay")
-    monkeypatch.setattr(reading, "MAX_LOOKED", 20)
+    monkeypatch.setattr(reading, "MAX_READ", 20)
     html = await page.get(f"{search}&text=needle")
     assert "0 messages; looked at 20" in text_of(html)
     assert "stopped: 20 messages looked at" in html
     assert "Continue from offset 20" in text_of(html)
     assert len(ids_of(await page.get(next_of(html)))) == 1
-    monkeypatch.setattr(reading, "MAX_LOOKED_BYTES", 1)
+    monkeypatch.setattr(reading, "MAX_READ_BYTES", 1)
     monkeypatch.setattr(reading, "_READ_BYTES", 1)
     assert "looked at 1, with 7 B" in text_of(await page.get(f"{search}&text=needle"))
 
@@ -139,7 +139,7 @@ async def test_a_search_ends_at_its_limits_and_says_where_to_go_on(
 async def test_a_search_by_key_needs_no_reading_and_continues(
     page: Page, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_LOOKED", 1)
+    monkeypatch.setattr(reading, "MAX_READ", 1)
     monkeypatch.setattr(reading, "MAX_FOUND", 3)
     await send(broker, *(out(b"%d" % n, keys=["even" if n % 2 == 0 else "odd"]) for n in range(10)))
     first = await page.get("/messages?topic=orders&key=even")
@@ -176,8 +176,8 @@ async def test_a_key_that_no_message_can_have_is_refused(page: Page) -> None:
 async def test_all_queues_of_all_brokers_are_read(broker: Broker) -> None:
     async with Broker() as other, Admin([broker.http_address, other.http_address]) as admin:
         await admin.topics.create("several", 3)
-        for each in (broker, other):
-            await send(each, *(b"m" for _ in range(6)), topic="several")
+        for server in (broker, other):
+            await send(server, *(b"m" for _ in range(6)), topic="several")
         async with page_of([broker.http_address, other.http_address]) as page:
             html = await page.get("/messages?topic=several&from=first")
             assert len(set(ids_of(html))) == 12
@@ -203,10 +203,10 @@ async def test_unfinished_messages_of_a_channel(page: Page, broker: Broker) -> N
 
 async def test_a_message_by_its_id_without_a_trace(page: Page, broker: Broker) -> None:
     await send(broker, out(b"found", keys=["k"], tag="t"))
-    (found,) = ids_of(await page.get("/messages?topic=orders"))
-    html = await page.get(f"/messages?id={found.upper()}")
+    (message_id,) = ids_of(await page.get("/messages?topic=orders"))
+    html = await page.get(f"/messages?id={message_id.upper()}")
     text = text_of(html)
-    assert f"Message {found}" in text
+    assert f"Message {message_id}" in text
     assert "work waiting 0 -" in text
     assert "is not traced" in text
     assert ">found</pre>" in html
@@ -221,8 +221,8 @@ async def test_a_traced_message_shows_where_it_has_been(page: Page, broker: Brok
     await send(broker, b"traced")
     async with Consumer("orders", "work", broker.tcp_address) as consumer:
         (await anext(consumer)).finish()
-    (found,) = ids_of(await page.get("/messages?topic=orders"))
-    text = text_of(await page.get(f"/messages/{found}?topic=orders"))
+    (message_id,) = ids_of(await page.get("/messages?topic=orders"))
+    text = text_of(await page.get(f"/messages/{message_id}?topic=orders"))
     assert "Where it has been" in text
     assert re.search(r"UTC work delivered 1 ", text)
     assert re.search(r"UTC work finished ", text)
@@ -232,9 +232,9 @@ async def test_a_traced_message_shows_where_it_has_been(page: Page, broker: Brok
 async def test_send_again_as_it_is_and_edited(page: Page, broker: Broker) -> None:
     await send(broker, out(b"\xffbinary", tag="t", keys=["k"], headers={"h": "v"}), b"one\ntwo")
     edited, binary = ids_of(await page.get("/messages?topic=orders"))
-    asked = await ask(page, "send_again", id=binary, topic="orders", to_topic="other")
-    assert button_of(asked) == "Publish it to other"
-    answer = await page.act(**form_of(asked))
+    preview = await ask(page, "send_again", id=binary, topic="orders", to_topic="other")
+    assert button_of(preview) == "Publish it to other"
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == (
         f"Message {binary} of orders was sent again, to other at {broker.http_address}"
     )
@@ -248,7 +248,7 @@ async def test_send_again_as_it_is_and_edited(page: Page, broker: Broker) -> Non
         assert "Send it again, edited" not in await page.get(f"/messages/{binary}?topic=orders")
         await page.act("publish_message", topic="other", body="one\r\nthree")
         (read,) = (await admin.messages.read("other", 1)).values.values()
-        assert [each.body for each in read.messages] == [b"one\nthree"]
+        assert [message.body for message in read.messages] == [b"one\nthree"]
 
 
 async def test_export_of_what_is_shown(page: Page, broker: Broker) -> None:
@@ -270,23 +270,23 @@ async def test_a_channel_of_which_no_broker_answers_is_not_exported_as_empty() -
 
 async def test_roles(broker: Broker) -> None:
     await send(broker, out(b"secret body", keys=["secret-key"]))
-    found = ""
+    text = ""
     async with page_of([broker.http_address], bodies=False, read_only=True) as page:
         for path in ("/messages?topic=orders", "/messages?topic=orders&channel=work"):
             html = await page.get(path)
             assert "hidden from this user" in html
             assert "secret" not in html
-            (found,) = ids_of(html)
-        html = await page.get(f"/messages/{found}?topic=orders")
+            (text,) = ids_of(html)
+        html = await page.get(f"/messages/{text}?topic=orders")
         assert "hidden from this user" in html
         assert "secret" not in html
-        for path in (f"/messages/{found}/body?topic=orders", "/messages/export?topic=orders"):
+        for path in (f"/messages/{text}/body?topic=orders", "/messages/export?topic=orders"):
             assert "does not see bodies" in await page.get(path, 403)
         assert "searches none" in await page.get("/messages?topic=orders&text=secret", 403)
-        assert "may not act" in await ask(page, "send_again", 403, id=found, topic="orders")
+        assert "may not act" in await ask(page, "send_again", 403, id=text, topic="orders")
     async with page_of([broker.http_address], export=False) as page:
-        assert "secret body" in await page.get(f"/messages/{found}?topic=orders")
-        for path in (f"/messages/{found}/body?topic=orders", "/messages/export?topic=orders"):
+        assert "secret body" in await page.get(f"/messages/{text}?topic=orders")
+        for path in (f"/messages/{text}/body?topic=orders", "/messages/export?topic=orders"):
             assert "see --export" in await page.get(path, 403)
 
 

@@ -17,11 +17,11 @@ SETTINGS = "/settings?topic=orders&channel=work"
 async def test_change_settings(page: Page, brokers: list[Broker]) -> None:
     html = await page.get("/settings?topic=orders")
     assert '<input id="retention_ms" name="retention_ms" value=""' in html
-    asked = await ask(page, "configure", topic="orders", retention_ms="72h", was_retention_ms="",
+    preview = await ask(page, "configure", topic="orders", retention_ms="72h", was_retention_ms="",
                       trace="", was_trace="")  # fmt: skip
-    assert button_of(asked) == "Change 1 setting at all brokers with the topic"
-    assert "retention_ms: default becomes 259200000." in asked
-    answer = await page.act(**form_of(asked))
+    assert button_of(preview) == "Change 1 setting at all brokers with the topic"
+    assert "retention_ms: default becomes 259200000." in preview
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "retention_ms of topic orders was changed at 2 brokers"
     assert 'name="retention_ms" value="259200000"' in await page.get("/settings?topic=orders")
     changes: dict[str, Any] = {
@@ -29,14 +29,14 @@ async def test_change_settings(page: Page, brokers: list[Broker]) -> None:
         "retry_delays_ms": "1s,5s",
         "dead_letter_topic": "bad",
     }
-    asked = await ask(page, "configure", **WORK, **changes)
-    assert "retry_delays_ms: default becomes 1000,5000." in asked
-    await page.act(**form_of(asked), broker=f"http://{brokers[0].http_address}")
+    preview = await ask(page, "configure", **WORK, **changes)
+    assert "retry_delays_ms: default becomes 1000,5000." in preview
+    await page.act(**form_of(preview), broker=f"http://{brokers[0].http_address}")
     html = await page.get(SETTINGS)
     assert f"{brokers[1].http_address}: default" in html, "brokers that differ are shown"
-    asked = await ask(page, "configure", **WORK, max_attempts="", was_max_attempts="5")
-    assert "max_attempts: 5 becomes default." in asked
-    await page.act(**form_of(asked))
+    preview = await ask(page, "configure", **WORK, max_attempts="", was_max_attempts="5")
+    assert "max_attempts: 5 becomes default." in preview
+    await page.act(**form_of(preview))
     async with Admin(brokers[0].http_address) as admin:
         (described,) = (await admin.topics.describe("orders")).values.values()
     assert described.channel_policies == {
@@ -52,15 +52,15 @@ async def test_wrong_settings_are_refused(page: Page) -> None:
         ({}, "nothing was changed"),
     ]:
         assert why in text_of(await page.act("configure", 400, **WORK, **fields))
-    asked = await ask(page, "configure", **WORK, max_attempts="5", was_max_attempts="5")
-    assert "There is nothing to do." in asked
+    preview = await ask(page, "configure", **WORK, max_attempts="5", was_max_attempts="5")
+    assert "There is nothing to do." in preview
 
 
 async def test_add_queues(page: Page, brokers: list[Broker]) -> None:
-    asked = await ask(page, "add_queues", topic="orders", queues="4")
-    assert f"{brokers[0].http_address} has 1 queue now." in asked
-    assert button_of(asked) == "Have 4 queues at 2 brokers"
-    answer = await page.act(**form_of(asked))
+    preview = await ask(page, "add_queues", topic="orders", queues="4")
+    assert f"{brokers[0].http_address} has 1 queue now." in preview
+    assert button_of(preview) == "Have 4 queues at 2 brokers"
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "Topic orders has 4 queues at 2 brokers"
     assert len((await counts(brokers[1], "orders"))["queues"]) == 4
     assert "There is nothing to do." in await ask(page, "add_queues", topic="orders", queues="2")
@@ -69,29 +69,29 @@ async def test_add_queues(page: Page, brokers: list[Broker]) -> None:
 
 async def test_a_replay_delivers_what_its_preview_says(page: Page, brokers: list[Broker]) -> None:
     await page.act("empty_channel", **WORK)
-    asked = await ask(page, "replay_channel", **WORK, to="beginning")
-    assert button_of(asked) == "Deliver 5 messages to work again"
-    assert f"Queue 0 at {brokers[1].http_address}: 2 messages from offset 0 on." in asked
-    answer = await page.act(**form_of(asked))
+    preview = await ask(page, "replay_channel", **WORK, to="beginning")
+    assert button_of(preview) == "Deliver 5 messages to work again"
+    assert f"Queue 0 at {brokers[1].http_address}: 2 messages from offset 0 on." in preview
+    answer = await page.act(**form_of(preview))
     assert notice_of(answer) == "5 messages of orders are delivered to channel work"
-    depths = [(await counts(each, "orders"))["channels"][0]["depth"] for each in brokers]
+    depths = [(await counts(broker, "orders"))["channels"][0]["depth"] for broker in brokers]
     assert depths == [3, 2]
-    asked = await ask(page, "replay_channel", **WORK, to="time", time="1h")
-    assert button_of(asked) == "Deliver 5 messages to work again"
-    assert form_of(asked)["time"] != "1h"
+    preview = await ask(page, "replay_channel", **WORK, to="time", time="1h")
+    assert button_of(preview) == "Deliver 5 messages to work again"
+    assert form_of(preview)["time"] != "1h"
     one: dict[str, Any] = {
         "broker": f"http://{brokers[0].http_address}",
         "to": "offset",
         "offset": "1",
     }
-    asked = await ask(page, "replay_channel", topic="orders", channel="anew", new="yes", **one)
-    assert button_of(asked) == "Deliver 2 messages to anew"
-    await page.act(**form_of(asked))
-    found = {
-        each["channel_name"]: each["depth"]
-        for each in (await counts(brokers[0], "orders"))["channels"]
+    preview = await ask(page, "replay_channel", topic="orders", channel="anew", new="yes", **one)
+    assert button_of(preview) == "Deliver 2 messages to anew"
+    await page.act(**form_of(preview))
+    depth_of = {
+        count["channel_name"]: count["depth"]
+        for count in (await counts(brokers[0], "orders"))["channels"]
     }
-    assert found == {"work": 3, "anew": 2}
+    assert depth_of == {"work": 3, "anew": 2}
     assert "There is nothing to do." in await ask(
         page, "replay_channel", **WORK, **{**one, "offset": "9"}
     )

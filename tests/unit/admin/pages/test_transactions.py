@@ -18,8 +18,8 @@ from martlet.testing import Broker
 
 @pytest.fixture
 async def page(broker: Broker) -> AsyncIterator[Page]:
-    async with page_of([broker.http_address]) as found:
-        yield found
+    async with page_of([broker.http_address]) as page:
+        yield page
 
 
 @asynccontextmanager
@@ -48,14 +48,14 @@ async def test_commit_and_roll_back(page: Page, broker: Broker) -> None:
         shown = await page.get(link)
         assert "&lt;b&gt;one&lt;/b&gt;" in shown
         assert "00000000  ff" in shown
-        asked = await ask(page, "commit_transaction", id="paid-1")
-        assert button_of(asked) == f"Commit 2 messages at {broker.http_address}"
-        assert "2 messages become visible in mails, orders, together." in asked
-        answer = await page.act(**form_of(asked))
+        preview = await ask(page, "commit_transaction", id="paid-1")
+        assert button_of(preview) == f"Commit 2 messages at {broker.http_address}"
+        assert "2 messages become visible in mails, orders, together." in preview
+        answer = await page.act(**form_of(preview))
         assert notice_of(answer) == "Transaction paid-1 is committed"
-        asked = await ask(page, "rollback_transaction", id="paid/2")
-        assert "2 messages of mails, orders are dropped" in asked
-        answer = await page.act(**form_of(asked))
+        preview = await ask(page, "rollback_transaction", id="paid/2")
+        assert "2 messages of mails, orders are dropped" in preview
+        answer = await page.act(**form_of(preview))
         assert notice_of(answer) == "Transaction paid/2 is rolled-back"
         assert (await counts(broker, "orders"))["message_count"] == 1
         again = await ask(page, "rollback_transaction", id="paid-1")
@@ -70,8 +70,8 @@ async def test_commit_and_roll_back(page: Page, broker: Broker) -> None:
 async def test_a_transaction_with_the_longest_id_is_ended(page: Page, broker: Broker) -> None:
     longest = "t" * 255
     async with producing(broker, longest):
-        asked = await ask(page, "rollback_transaction", id=longest)
-        answer = await page.act(**form_of(asked))
+        preview = await ask(page, "rollback_transaction", id=longest)
+        answer = await page.act(**form_of(preview))
         assert notice_of(answer) == f"Transaction {longest} is rolled-back"
     too_long = await page.act("rollback_transaction", 400, id=longest + "t")
     assert "id must be a text of at most 255 characters" in too_long

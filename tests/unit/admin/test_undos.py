@@ -27,9 +27,9 @@ async def test_what_was_emptied_is_put_back_at_each_broker(page: Page) -> None:
     html = await page.get("/topics/orders/work")
     assert "0 waiting" in text_of(html)
     assert "5 messages were emptied" in text_of(html)
-    asked = await ask(page, "restore_channel", **WORK, undo="1")
-    assert button_of(asked) == "Put back 5 messages"
-    html = await page.act(**form_of(asked))
+    preview = await ask(page, "restore_channel", **WORK, undo="1")
+    assert button_of(preview) == "Put back 5 messages"
+    html = await page.act(**form_of(preview))
     assert notice_of(html) == (
         "5 messages were put back into channel work of orders, which has 5 messages now"
     )
@@ -51,8 +51,8 @@ async def test_deferred_messages_and_those_in_flight_come_back_too(
         await anext(consumer)
         await producer.publish("later", b"deferred", defer_ms=60_000)
         later: dict[str, Any] = {"topic": "later", "channel": "work"}
-        asked = await ask(page, "empty_channel", **later)
-        assert button_of(asked) == "Empty 2 messages on 1 broker"
+        preview = await ask(page, "empty_channel", **later)
+        assert button_of(preview) == "Empty 2 messages on 1 broker"
         await page.act("empty_channel", **later)
         html = await page.act("restore_channel", **later, undo="1")
         assert notice_of(html).startswith("2 messages were put back")
@@ -72,9 +72,9 @@ async def test_of_two_tabs_that_undo_the_same_one_does_it(page: Page) -> None:
         async with page.session.post(f"{page.url}/act", data=form) as answer:
             return answer.status, text_of(await answer.text())
 
-    found = await asyncio.gather(*(undo() for _ in range(6)))
-    assert sorted(status for status, _ in found) == [200, *[400] * 5]
-    assert all("was undone already" in text for status, text in found if status == 400)
+    statuses = await asyncio.gather(*(undo() for _ in range(6)))
+    assert sorted(status for status, _ in statuses) == [200, *[400] * 5]
+    assert all("was undone already" in text for status, text in statuses if status == 400)
     assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
 
 
@@ -87,15 +87,20 @@ async def test_tabs_that_empty_and_undo_together_lose_nothing(
             return answer.status
 
     for number in range(1, 6):
-        found = await asyncio.gather(
+        statuses = await asyncio.gather(
             act("empty_channel"),
-            *(act("restore_channel", undo=str(each)) for each in range(1, number + 1)),
+            *(
+                act("restore_channel", undo=str(undo_number))
+                for undo_number in range(1, number + 1)
+            ),
             act("empty_channel"),
         )
-        assert set(found) <= {200, 400, 502}, found
+        assert set(statuses) <= {200, 400, 502}, statuses
     html = await page.get("/topics/orders/work")
-    for each in sorted(map(int, re.findall(r'name="undo" value="(\d+)"', html)), reverse=True):
-        assert await act("restore_channel", undo=str(each)) == 200
+    for undo_number in sorted(
+        map(int, re.findall(r'name="undo" value="(\d+)"', html)), reverse=True
+    ):
+        assert await act("restore_channel", undo=str(undo_number)) == 200
     assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
 
 
@@ -122,7 +127,7 @@ async def test_an_undo_of_a_deleted_channel_is_refused(page: Page, brokers: list
 
 
 async def test_who_may_not_act_is_not_offered_an_undo(brokers: list[Broker]) -> None:
-    addresses = [each.http_address for each in brokers]
+    addresses = [broker.http_address for broker in brokers]
     async with page_of(addresses) as page:
         await page.act("empty_channel", **WORK)
         assert "Put back" in await page.get("/topics/orders/work")
@@ -136,7 +141,7 @@ def test_the_oldest_undo_goes_where_there_are_too_many(monkeypatch: pytest.Monke
     emptied = EmptiedChannel([], 3, 10**9)
     for channel in "aab":
         kept.add("t", channel, "", {"http://h:1": emptied, "http://h:2": None})
-    assert [each.number for each in kept.of("t", "a")] == [2]
+    assert [one.number for one in kept.of("t", "a")] == [2]
     assert kept.get(1) is None
     assert kept.add("t", "a", "", {"http://h:2": None}) is None
     assert kept.add("t", "a", "", {"http://h:1": EmptiedChannel([], 0, 1)}) is None
