@@ -31,7 +31,7 @@ from rich.console import Console
 from tests.crash.wire import http
 
 from martlet.admin.cluster import ClusterView, merge
-from martlet.cli.nsq_tools.stat import Look, table
+from martlet.cli.nsq_tools.stat import Poll, table
 from martlet.client.admin import Admin
 from martlet.server.observability.statsd import Statsd, _counts
 from martlet.testing import Broker
@@ -56,7 +56,7 @@ async def main():
         totals = merge(nodes, ClusterView(), 0.0)
         print("channel of the page:", totals.topics["t"].channels["c"].counts.seen_count)
         print("documented:", "seen_count: Messages that were seen." in type(channel.counts).__doc__)
-        look = Look(0.0, {("t", "c"): channel.counts}, frozenset(), [])
+        look = Poll(0.0, {("t", "c"): channel.counts}, frozenset(), [])
         console = Console(file=io.StringIO(), width=200)
         console.print(table(None, look))
         print(console.file.getvalue())

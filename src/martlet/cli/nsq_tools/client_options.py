@@ -139,9 +139,9 @@ class ClientOptions(Options):
         if self.tls_key and not self.tls_cert:
             raise OptionError("tls_key needs tls_cert too")
         tls = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
-        given = [name for name in tls if getattr(self, name)]
-        if given and not self.tls_v1:
-            raise OptionError(f"{given[0]} has no effect without tls_v1: ask for that too")
+        names = [name for name in tls if getattr(self, name)]
+        if names and not self.tls_v1:
+            raise OptionError(f"{names[0]} has no effect without tls_v1: ask for that too")
 
 
 def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
@@ -154,14 +154,14 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
     Raises:
         OptionError: a key is not known, or its value is wrong.
     """
-    known = ClientOptions.flags()
+    flags = ClientOptions.flags()
     values: dict[str, object] = {}
     for text in texts:
         name, comma, value = text.partition(",")
-        key = known.get(name.replace("-", "_"))
+        key = flags.get(name.replace("-", "_"))
         if key is None:
             # Without the value, which may be a secret under a mistyped name.
-            raise OptionError(f"--{flag}: {name!r} is none of {', '.join(known)}")
+            raise OptionError(f"--{flag}: {name!r} is none of {', '.join(flags)}")
         if not comma and key.kind is not FlagKind.BOOL:
             raise OptionError(f"--{flag}={name} needs a value: --{flag}={name},VALUE")
         try:
@@ -184,15 +184,15 @@ def without_effect(
         options: its values.
         also: keys without effect in this tool, and what happens instead.
     """
-    known = ClientOptions.flags()
-    found = options.without_effect() + [
-        (replace(known[name], instead=instead), getattr(options, known[name].field))
+    flags = ClientOptions.flags()
+    unused = options.without_effect() + [
+        (replace(flags[name], instead=instead), getattr(options, flags[name].field))
         for name, instead in also.items()
     ]
     defaults = ClientOptions.defaults()
     return [
         (replace(key, name=f"{flag} {key.name}"), value)
-        for key, value in found
+        for key, value in unused
         if value != defaults[key.field]
     ]
 

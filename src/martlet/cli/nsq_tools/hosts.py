@@ -61,14 +61,7 @@ class _Host:
 
 
 class HostPool:
-    """Hosts to choose from.
-
-    Args:
-        names: of the hosts.
-        mode: as ``--mode``, but not ``multicast``.
-        clock: returns seconds.
-        dice: the random numbers of epsilon-greedy.
-    """
+    """Hosts to choose from."""
 
     def __init__(
         self,
@@ -123,12 +116,7 @@ log = logging.getLogger(__name__)
 
 
 class Timings:
-    """The times of requests to several hosts, and of all together.
-
-    Args:
-        every: the number of requests between log lines; 0 for never.
-        hosts: the hosts; several have log lines of their own.
-    """
+    """The times of requests to several hosts, and of all together."""
 
     def __init__(self, every: int, hosts: tuple[str, ...]) -> None:
         self._every = every

@@ -119,11 +119,7 @@ class OutputMember(Protocol):
 
 
 class ZstdFrame:
-    """A frame of zstd, written in one piece when it ends.
-
-    Args:
-        level: from 1 to 19.
-    """
+    """A frame of zstd, written in one piece when it ends."""
 
     def __init__(self, level: int) -> None:
         self._compressor = cramjam.zstd.Compressor(level)
@@ -139,15 +135,7 @@ class ZstdFrame:
 
 
 class Output:
-    """The files of one topic.
-
-    Args:
-        options: how they are named, rotated and compressed.
-        topic: the topic whose messages they hold.
-        clock: seconds since 1970, for names.
-        elapsed: the monotonic clock, for ages.
-        log: called with a text for each file that is opened or moved.
-    """
+    """The files of one topic."""
 
     def __init__(
         self,

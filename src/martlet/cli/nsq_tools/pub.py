@@ -114,12 +114,7 @@ _FLYING = 8
 
 
 class PublishTool:
-    """Publish files.
-
-    Args:
-        on_stored: called with the number of further bytes of the input that are stored.
-        clock: returns seconds.
-    """
+    """Publish files."""
 
     def __init__(
         self,
@@ -143,15 +138,15 @@ class PublishTool:
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)
         settings = producer_settings(self._options.client)
-        each: list[str | tuple[str, ...]] = list(dict.fromkeys(self._options.nsqd_tcp_addresses))
+        targets: list[str | tuple[str, ...]] = list(dict.fromkeys(self._options.nsqd_tcp_addresses))
         if self._options.nsqd_http_addresses:
-            each = [tcp_addresses(self._options.nsqd_http_addresses)]
+            targets = [tcp_addresses(self._options.nsqd_http_addresses)]
         async with AsyncExitStack() as connected:
             producers = [
                 await connected.enter_async_context(
                     Producer(address, timeout_s=self._options.timeout_ns / 1e9, **settings)
                 )
-                for address in each
+                for address in targets
             ]
             async with asyncio.TaskGroup() as group:
                 async for bodies in self._paced(files):
@@ -164,7 +159,7 @@ class PublishTool:
     ) -> None:
         topic = self._options.topic
         try:
-            await asyncio.gather(*(each.publish_many(topic, bodies) for each in producers))
+            await asyncio.gather(*(producer.publish_many(topic, bodies) for producer in producers))
         finally:
             flying.release()
         self.count += len(bodies)
@@ -235,8 +230,8 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Publish; return the exit code of the process."""
-    found, paths = tool.split(PublishOptions, argv)
-    options = tool.options("pub", DESCRIPTION, PublishOptions, found, "[FILE ...]")
+    words, paths = tool.split(PublishOptions, argv)
+    options = tool.options("pub", DESCRIPTION, PublishOptions, words, "[FILE ...]")
     with ExitStack() as opened:
         files: list[FileIO] = []
         for path in paths:

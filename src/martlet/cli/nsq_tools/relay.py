@@ -135,12 +135,12 @@ class JsonFilter:
         Raises:
             ValueError: it is not a JSON object.
         """
-        found = _read(body)
-        if self._field and not (self._field in found and self._fits(found[self._field])):
+        fields = _read(body)
+        if self._field and not (self._field in fields and self._fits(fields[self._field])):
             return None
         if not self._fields:
             return body
-        left = {field: _plain(found[field]) for field in self._fields if field in found}
+        left = {field: _plain(fields[field]) for field in self._fields if field in fields}
         return json.dumps(left, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
     def _fits(self, value: object) -> bool:
@@ -152,14 +152,14 @@ class JsonFilter:
 
 def _read(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body, parse_constant=_refuse)
+        value = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if found is None:  # nsq_to_nsq treats it as an object without fields
+    if value is None:  # nsq_to_nsq treats it as an object without fields
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError("it is not an object")
-    return found
+    return value
 
 
 def _plain(value: object) -> object:
@@ -234,7 +234,7 @@ class Relay(Pipe):
     def __init__(self, options: RelayOptions) -> None:
         if why := options.circle(options.broker_addresses):
             raise ClientError(why)
-        super().__init__("relay", options, options.channel)
+        super().__init__(self._publish_batch, "relay", options, options.channel)
         self._options = options
         addresses = tuple(dict.fromkeys(options.destination_addresses))
         self._destinations = {address: Destination(address, options) for address in addresses}
@@ -255,7 +255,7 @@ class Relay(Pipe):
                 opened.push_async_callback(destination.close)
             await super().run()
 
-    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+    async def _publish_batch(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
         indexes, bodies = self._filtered(batch)
         stored = np.ones(len(batch), np.bool_)
         if bodies:
@@ -297,7 +297,7 @@ class Relay(Pipe):
                     raise  # The others fail with the same error.
                 if code in _OWN_FAULT and len(bodies) > 1:
                     alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
-                    return [stored for each in alone for stored in each]
+                    return [stored for results in alone for stored in results]
                 log.error("%s: %s: %s", address, counted(len(bodies), "message"), error)
                 if code not in _OWN_FAULT:
                     self._pool.failed(address)

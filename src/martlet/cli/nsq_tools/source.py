@@ -12,10 +12,10 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -42,21 +42,21 @@ from martlet.options.options import LogOptions
 
 _INFO_TIMEOUT_S = 5.0
 _MAX_INFO_BYTES = 1 << 16
+Follow = Callable[[str], Coroutine[Any, Any, None]]
+"""Passes the messages of a topic on."""
+Store = Callable[[str, Batch], Awaitable[NDArray[np.bool_]]]
 _KEEPS = {"max_attempts": "a message comes again until it is finished"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(LogOptions):
     """The source of a tool's messages.
-
-    Attributes:
-        gives_up: whether the tool supports ``max_attempts`` of ``--consumer-opt``.
-
     Raises:
         OptionError: no broker is named, or no topic.
     """
 
     gives_up: ClassVar[bool] = False
+    """Whether the tool supports ``max_attempts`` of ``--consumer-opt``."""
     topics: tuple[str, ...] = option(
         (), "a topic; may be given several times", name="topic", section="messages"
     )
@@ -168,25 +168,12 @@ def _tcp_address(address: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Pipe:
-    """Messages on their way from the consumers of topics to a sink, which a tool defines.
-
-    Args:
-        command: the tool's name.
-        options: the brokers, the topics and the client's settings.
-        channel: to consume.
-        max_in_flight: the prefetch, if not that of the options.
+class TopicConsumers:
+    """The consumers of topics, whose messages a tool passes on.
 
     Raises:
         ClientError: a broker that is named by its HTTP address cannot be asked.
     """
-
-    max_messages = 10_000
-    """The maximum size of a batch."""
-    max_wait_ms = 0
-    """The maximum wait for a batch to fill."""
-    is_concurrent = False
-    """Whether the sink takes batches while others are on their way."""
 
     def __init__(
         self, command: str, options: SourceOptions, channel: str, max_in_flight: int | None = None
@@ -216,27 +203,60 @@ class Pipe:
             )
         return new
 
-    async def run(self) -> None:
-        """Pass messages on until stopped.
+    async def follow_all(self, follow: Follow) -> None:
+        """Pass messages of all topics on until stopped.
 
         Raises:
             ClientError: a broker refuses the client.
             OSError: the sink cannot store anything.
         """
         async with asyncio.TaskGroup() as group:
-            self._begin(group, self._consumers)
+            self._begin(group, self._consumers, follow)
 
-    def _begin(self, group: asyncio.TaskGroup, topics: Iterable[str]) -> None:
+    def _begin(self, group: asyncio.TaskGroup, topics: Iterable[str], follow: Follow) -> None:
         for topic in topics:
-            group.create_task(self._follow(topic), name=f"martlet {self._command} {topic}")
+            group.create_task(follow(topic), name=f"martlet {self._command} {topic}")
 
     def stop(self) -> None:
         """Take no more messages; those received are passed on."""
         for consumer in self._consumers.values():
             consumer.stop()
 
+    def _delay_ms(self, attempts: int) -> int:
+        """Return the delay of a message that failed, by its attempts."""
+        return round(1000 * self._retry.delay_s(attempts))
+
+
+class Pipe(TopicConsumers):
+    """Passes batches of messages on to a sink.
+
+    Args:
+        store: hands a batch of a topic to the sink; returns which of its messages are stored there.
+    """
+
+    max_messages = 10_000
+    """The maximum size of a batch."""
+    max_wait_ms = 0
+    """The maximum wait for a batch to fill."""
+    is_concurrent = False
+    """Whether the sink takes batches while others are on their way."""
+
+    def __init__(
+        self,
+        store: Store,
+        command: str,
+        options: SourceOptions,
+        channel: str,
+        max_in_flight: int | None = None,
+    ) -> None:
+        super().__init__(command, options, channel, max_in_flight)
+        self._store = store
+
+    async def run(self) -> None:
+        """Pass messages on, as `follow_all`."""
+        await self.follow_all(self._follow)
+
     async def _follow(self, topic: str) -> None:
-        """Pass on the messages of a topic."""
         source = self._consumers[topic]
         batches = source.batches(max_messages=self.max_messages, max_wait_ms=self.max_wait_ms)
         async with source, asyncio.TaskGroup() as group:
@@ -255,14 +275,6 @@ class Pipe:
             await batch.finish(stored)
         await self._requeue(batch, stored)
 
-    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
-        """Hand a batch to the sink; return which of its messages are stored there."""
-        raise NotImplementedError
-
     async def _requeue(self, batch: Batch, stored: NDArray[np.bool_]) -> None:
         """Requeue the messages that are not stored."""
         await batch.requeue(backoff=False)
-
-    def _delay_ms(self, attempts: int) -> int:
-        """Return the delay of a message that failed, by its attempts."""
-        return round(1000 * self._retry.delay_s(attempts))

@@ -67,23 +67,20 @@ HEAD = (
 
 
 @dataclass(frozen=True)
-class Look:
-    """The counts of all brokers at one moment.
-
-    Attributes:
-        at_s: the time, in seconds of any clock.
-        channels: by topic and channel; the channel of a topic itself is empty.
-        paused: those of them that are paused at some broker.
-        failed: the brokers that did not answer, and why.
-    """
+class Poll:
+    """The counts of all brokers at one moment."""
 
     at_s: float
+    """The time, in seconds of any clock."""
     channels: dict[tuple[str, str], ChannelCounts]
+    """By topic and channel; the channel of a topic itself is empty."""
     paused: frozenset[tuple[str, str]]
+    """Those of them that are paused at some broker."""
     failed: list[str]
+    """The brokers that did not answer, and why."""
 
 
-async def looks(options: StatOptions) -> AsyncGenerator[Look]:
+async def polls(options: StatOptions) -> AsyncGenerator[Poll]:
     """Request brokers' counts; yield them each interval.
 
     Raises:
@@ -91,33 +88,33 @@ async def looks(options: StatOptions) -> AsyncGenerator[Look]:
     """
     async with options.admin() as admin:
         next_s = time.monotonic()
-        look: Look | None = None
+        poll: Poll | None = None
         while True:
             try:
-                look = await _look(admin, options)
+                poll = await _poll(admin, options)
             except AdminError as error:
-                if look is None:
+                if poll is None:
                     raise
-                look = Look(time.monotonic(), {}, frozenset(), [str(error)])
-            yield look
+                poll = Poll(time.monotonic(), {}, frozenset(), [str(error)])
+            yield poll
             next_s = max(next_s + options.interval_ns / SECOND_NS, time.monotonic())
             await asyncio.sleep(next_s - time.monotonic())
 
 
-async def _look(admin: Admin, options: StatOptions) -> Look:
+async def _poll(admin: Admin, options: StatOptions) -> Poll:
     answers = await admin.topics.list(options.topic, options.channel)
-    found = answers.map(_entries)
-    return Look(
+    counts = answers.map(_entries)
+    return Poll(
         time.monotonic(),
-        found.added(itemgetter(0), itemgetter(1)),
-        frozenset(name for name, _, is_paused in found.joined() if is_paused),
+        counts.added(itemgetter(0), itemgetter(1)),
+        frozenset(name for name, _, is_paused in counts.joined() if is_paused),
         [str(error) for error in answers.errors.values()],
     )
 
 
 def _entries(topics: Iterable[TopicStats]) -> list[tuple[tuple[str, str], ChannelCounts, bool]]:
     """The channels, and the topics that have none, of a broker."""
-    found = []
+    entries = []
     for topic in topics:
         waiting = ChannelCounts(
             depth=topic.depth,
@@ -125,11 +122,12 @@ def _entries(topics: Iterable[TopicStats]) -> list[tuple[tuple[str, str], Channe
             message_count=topic.message_count,
         )
         if waiting.depth or not topic.channels:
-            found.append(((topic.topic, ""), waiting, topic.is_paused))
-        found += [
-            ((topic.topic, each.channel), each.counts, each.is_paused) for each in topic.channels
+            entries.append(((topic.topic, ""), waiting, topic.is_paused))
+        entries += [
+            ((topic.topic, channel.channel), channel.counts, channel.is_paused)
+            for channel in topic.channels
         ]
-    return found
+    return entries
 
 
 def rates(before: ChannelCounts, after: ChannelCounts, seconds: float) -> tuple[int, int]:
@@ -149,7 +147,7 @@ def line(before: ChannelCounts, after: ChannelCounts, seconds: float) -> str:
     )
 
 
-def table(before: Look | None, now: Look) -> Table:
+def table(before: Poll | None, now: Poll) -> Table:
     """Format all channels as a table."""
     from rich.table import Table
 
@@ -199,26 +197,26 @@ def main(argv: Sequence[str]) -> int:
 async def print_lines(options: StatOptions) -> None:
     """Print a line for each interval. Raises AdminError where a broker does not answer."""
     name = (options.topic, options.channel)
-    before: Look | None = None
+    before: Poll | None = None
     number = 0
     output = StandardOutput()
-    async with aclosing(looks(options)) as all_looks:
-        async for look in all_looks:
-            if look.failed:
-                raise AdminError("not every broker answers", "; ".join(look.failed))
-            if name not in look.channels:
+    async with aclosing(polls(options)) as all_polls:
+        async for poll in all_polls:
+            if poll.failed:
+                raise AdminError("not every broker answers", "; ".join(poll.failed))
+            if name not in poll.channels:
                 raise AdminError(
                     f"topic {options.topic}", f"no broker has its channel {options.channel}"
                 )
             if number % HEAD_EVERY == 0:
                 await output.show([f"{HEAD}\n".encode()])
             if before is not None:
-                seconds = look.at_s - before.at_s
-                text = line(before.channels[name], look.channels[name], seconds)
+                seconds = poll.at_s - before.at_s
+                text = line(before.channels[name], poll.channels[name], seconds)
                 await output.show([f"{text}\n".encode()])
             if number and number == options.count:
                 return
-            before = look
+            before = poll
             number += 1
 
 
@@ -236,15 +234,15 @@ async def show_table(options: StatOptions) -> None:
         screen.truncate()
         await output.show([text.encode()])
 
-    before: Look | None = None
+    before: Poll | None = None
     console = Console(file=screen, force_terminal=True)
     try:
         with Live(console=console, auto_refresh=False) as live:
-            async with aclosing(looks(options)) as all_looks:
-                async for look in all_looks:
-                    live.update(table(before, look), refresh=True)
+            async with aclosing(polls(options)) as all_polls:
+                async for poll in all_polls:
+                    live.update(table(before, poll), refresh=True)
                     await draw()
-                    before = look
+                    before = poll
     finally:
         output.stop()
         await draw()  # the end of it, with the cursor

@@ -46,11 +46,7 @@ class TailOptions(SourceOptions):
 
 
 class Tail(Pipe):
-    """Show messages.
-
-    Args:
-        descriptor: of the output file or pipe.
-    """
+    """Show messages."""
 
     def __init__(self, options: TailOptions, descriptor: int) -> None:
         self._options = options
@@ -59,19 +55,20 @@ class Tail(Pipe):
         own = f"tail-{socket.gethostname()[:20]}-{os.getpid()}#ephemeral"
         # Prefetch no more than is left to show; the rest stays in its channel.
         max_in_flight = min(options.max_in_flight, self._left)
-        super().__init__("tail", options, options.channel or own, max_in_flight)
+        channel = options.channel or own
+        super().__init__(self._show, "tail", options, channel, max_in_flight)
 
     def stop(self) -> None:
         """Stop showing."""
         self._output.stop()
         super().stop()
 
-    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+    async def _show(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
         # Other topics are consumed meanwhile, and share the rest of the maximum.
-        wanted = min(self._left, len(batch))
-        self._left -= wanted
+        shown_count = min(self._left, len(batch))
+        self._left -= shown_count
         head = f"{topic} ".encode() if self._options.print_topic else b""
-        lines = [head + body + b"\n" for body in self._shown(batch, wanted)]
+        lines = [head + body + b"\n" for body in self._shown(batch, shown_count)]
         return np.arange(len(batch)) < await self._output.show(lines)
 
     async def _pass(self, topic: str, batch: Batch) -> None:
@@ -84,8 +81,8 @@ class Tail(Pipe):
         bodies = batch.bodies[:count]
         if not self._options.print_properties:
             return bodies
-        texts = [json_line(each.to_json()) for each in batch.properties[:count]]
-        return [each.encode() + b" " + body for each, body in zip(texts, bodies, strict=True)]
+        texts = [json_line(carried.to_json()) for carried in batch.properties[:count]]
+        return [text.encode() + b" " + body for text, body in zip(texts, bodies, strict=True)]
 
 
 DESCRIPTION = "Show the messages of topics as they arrive; takes the flags of nsq_tail."

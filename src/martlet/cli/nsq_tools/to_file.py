@@ -67,11 +67,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicFile:
-    """The file of one topic.
-
-    Args:
-        topic: the topic's name.
-    """
+    """The file of one topic."""
 
     def __init__(self, options: FileOptions, topic: str) -> None:
         self._options = options
@@ -125,7 +121,7 @@ class ToFile(Pipe):
     max_wait_ms = 100  # Messages wait for others before they are flushed and finished.
 
     def __init__(self, options: FileOptions) -> None:
-        super().__init__("to-file", options, options.channel)
+        super().__init__(self._write, "to-file", options, options.channel)
         self.max_messages = options.max_in_flight
         self._options = options
         self._files: dict[str, TopicFile] = {}
@@ -134,7 +130,7 @@ class ToFile(Pipe):
     async def run(self) -> None:
         """Write, as `Pipe.run`. Raises OSError if a file cannot be written."""
         async with asyncio.TaskGroup() as group:
-            self._begin(group, self._consumers)
+            self._begin(group, self._consumers, self._follow)
             if self._options.topic_pattern:
                 group.create_task(self._discover(group))
 
@@ -157,24 +153,25 @@ class ToFile(Pipe):
         finally:
             file.close()
 
-    async def _store(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
+    async def _write(self, topic: str, batch: Batch) -> NDArray[np.bool_]:
         await self._files[topic].write(batch.bodies)
         return np.ones(len(batch), np.bool_)
 
     async def _discover(self, group: asyncio.TaskGroup) -> None:
         options = self._options
         pattern = compile_pattern(options.topic_pattern)
-        known = KnownTopics(
+        known_topics = KnownTopics(
             options.lookupd_http_addresses,
             connect_s=options.connect_timeout_ns / 1e9,
             answer_s=options.request_timeout_ns / 1e9,
         )
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            topics = await known.poll()
+            topics = await known_topics.poll()
             if self._stopping.is_set():
                 return  # Nothing would stop a writer that is started now.
-            self._begin(group, self._add(filter(pattern.search, topics)))
+            new = self._add(filter(pattern.search, topics))
+            self._begin(group, new, self._follow)
             rest_s = options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
             try:
                 async with asyncio.timeout(max(0.0, rest_s)):

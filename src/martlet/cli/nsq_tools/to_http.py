@@ -27,7 +27,7 @@ from yarl import URL
 from martlet import __version__, unreachable
 from martlet.cli import tool
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
-from martlet.cli.nsq_tools.source import LimitedSourceOptions, Pipe
+from martlet.cli.nsq_tools.source import LimitedSourceOptions, TopicConsumers
 from martlet.client import Message
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
@@ -110,11 +110,7 @@ every second.
 
 
 class BoundedAnswers(ResponseHandler):
-    """A connection to an HTTP server.
-
-    Args:
-        loop: the event loop.
-    """
+    """A connection to an HTTP server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -188,12 +184,8 @@ async def _keep_the_message(
     return response
 
 
-class ToHttp(Pipe):
-    """Send the messages of topics.
-
-    Args:
-        dice: for sampling, and for the choice of URLs.
-    """
+class ToHttp(TopicConsumers):
+    """Send the messages of topics."""
 
     def __init__(self, options: ToHttpOptions, dice: random.Random | None = None) -> None:
         super().__init__("to-http", options, options.channel)
@@ -212,7 +204,7 @@ class ToHttp(Pipe):
         self._headers |= options.header_fields
 
     async def run(self) -> None:
-        """Send, as `Pipe.run`, over one session."""
+        """Send, as `follow_all`, over one session."""
         options = self._options
         timeout = aiohttp.ClientTimeout(
             total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
@@ -224,7 +216,7 @@ class ToHttp(Pipe):
             middlewares=(_keep_the_message,),
             cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
         ) as self._session:
-            await super().run()
+            await self.follow_all(self._follow)
 
     async def _follow(self, topic: str) -> None:
         # A request has one message, and each is answered alone.
