@@ -31,7 +31,7 @@ from martlet.schema.read import (
 )
 from martlet.text import MILLISECOND_NS
 
-T = TypeVar("T", bound="OperationOptions")
+T = TypeVar("T", bound="RequestOptions")
 R = TypeVar("R")
 _TIME_FORMS = (
     ": 2026-01-31T12:00:00 in local time, with Z or +01:00 in another, seconds since 1970, or how"
@@ -40,34 +40,22 @@ _TIME_FORMS = (
 
 
 class FieldFlag(NamedTuple):
-    """The flag of a field of a request.
-
-    Attributes:
-        is_time: whether its value is the text of a time.
-    """
+    """The flag of a field of a request."""
 
     attribute: str
     name: str
     is_time: bool
+    """Whether its value is the text of a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationOptions(BrokerHttpOptions):
-    """The options of a command whose actions are operations."""
+class RequestOptions(BrokerHttpOptions):
+    """The options of a command that calls one operation."""
 
     operations: ClassVar[Mapping[str, Operation[..., Any, Any]]] = {}
     """By the words of the actions."""
     field_flags: ClassVar[Mapping[str, FieldFlag]] = {}
     """By the names of requests' fields."""
-    action: str = option("", "one of these", section="what to do")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_action(self.action, self.operations)
-        values = self._values()
-        for operation in self.operations.values():
-            self._spelled(partial(check_fields, operation.parameters, values))
-        self.request(self.operations[self.action].parameters)
 
     @classmethod
     def flags(cls) -> dict[str, Flag]:
@@ -85,8 +73,8 @@ class OperationOptions(BrokerHttpOptions):
     def request(self, kind: type[RequestT], **fixed: object) -> RequestT:
         """Return the request that the flags make, but for fixed fields. Raises OptionError."""
         names = fields_of(kind)
-        given = self._values() | fixed
-        values = {name: value for name, value in given.items() if name in names}
+        fields = self._values() | fixed
+        values = {name: value for name, value in fields.items() if name in names}
         return self._spelled(lambda: read_request(kind, values))
 
     def _values(self) -> dict[str, Any]:
@@ -113,20 +101,33 @@ class OperationOptions(BrokerHttpOptions):
         return f"--{flag.name if flag else name}" + ("" if value is None else f"={value}")
 
 
-def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]], type[T]]:
-    """Give a class of options the flags of operations, but for those that it has itself.
+@dataclass(frozen=True, kw_only=True)
+class OperationOptions(RequestOptions):
+    """The options of a command whose actions are operations."""
 
-    Args:
-        operations: by the words of the actions.
+    action: str = option("", "one of these", section="what to do")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_action(self.action, self.operations)
+        values = self._values()
+        for operation in self.operations.values():
+            self._spelled(partial(check_fields, operation.parameters, values))
+        self.request(self.operations[self.action].parameters)
+
+
+def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]], type[T]]:
+    """Give a class of options the flags of operations, but for those that it has itself, in
+    whatever unit.
     """
 
     def add(kind: type[T]) -> type[T]:
-        own = kind.__annotations__
+        own = {_without_unit(name) for name in kind.__annotations__}
         fields: list[Any] = []
         field_flags: dict[str, FieldFlag] = {}
         for operation in operations.values():
             for name in fields_of(operation.parameters):
-                if name not in own and name not in field_flags:
+                if _without_unit(name) not in own and name not in field_flags:
                     made = _flag_of(operation.parameters, name, field_flags)
                     if made is not None:
                         field_flags[name], type_name, flag = made
@@ -138,7 +139,7 @@ def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]],
             "__module__": kind.__module__,
         }
         flags = dataclasses.make_dataclass(
-            "Flags", fields, bases=(OperationOptions,), frozen=True, kw_only=True
+            "Flags", fields, bases=kind.__bases__, frozen=True, kw_only=True
         )
         # In the order of the help: common flags, those of the requests, those of the command.
         made_kind: Any = type(kind.__name__, (kind, flags), namespace)
@@ -146,6 +147,10 @@ def with_flags_of(**operations: Operation[..., Any, Any]) -> Callable[[type[T]],
         return options
 
     return add
+
+
+def _without_unit(name: str) -> str:
+    return name.removesuffix("_ns").removesuffix("_ms")
 
 
 def _flag_of(

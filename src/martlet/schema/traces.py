@@ -26,16 +26,17 @@ _SearchMs = Annotated[int, Meta(ge=1, le=600_000)]
 class _WithId(OperationRequest):
     """A message.
 
-    id: of the message
+    id: the message's id, 16 hexadecimal digits
     """
 
+    section: ClassVar[str] = "message"
     id: _AnyCaseId | None = None
 
 
 class FindMessages(_WithId, kw_only=True):
     """Which messages to find.
 
-    key: of the messages, in place of an id
+    key: messages with this key, instead of one with an id
     topic: search only this topic
     since_ns: with a key, only messages published since, in nanoseconds since 1970
     limit: with a key, the maximum number of messages of each broker

@@ -24,14 +24,15 @@ from typing import Any
 
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.operation_flags import RequestOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.client.admin import TraceAdmin
 from martlet.log.folder import Folder, NoLog
 from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
-from martlet.schema.read import Refusal, read_request, to_json
+from martlet.schema.read import to_json
 from martlet.schema.traces import (
+    FIND,
     FindMessages,
     FoundMessages,
     MessageEvent,
@@ -42,19 +43,17 @@ from martlet.server.rpc.traces import found_messages
 from martlet.text import MILLISECOND_NS, SECOND_NS, counted
 
 
+@with_flags_of(find=FIND)
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(BrokerHttpOptions):
+class TraceOptions(RequestOptions):
     """The options of ``martlet trace``."""
 
-    id: str = option("", "the message's id, 16 hexadecimal digits", section="message")
-    key: str = option("", "messages with this key, instead of one with an id")
-    topic: str = option("", "search only this topic")
     since_ns: int = option(
         0,
         "with --key, the maximum age of messages (default: no limit)",
         limits=(0, None),
+        section="message",
     )
-    limit: int = option(20, "with --key, the maximum number of messages", limits=(1, 1000))
     data_path: str = option(
         "",
         "read this data folder instead of asking a broker; a broker may run on it",
@@ -74,26 +73,13 @@ class TraceOptions(BrokerHttpOptions):
                 raise OptionError(
                     "give brokers to ask or, with --data-path, a folder to read: not both"
                 )
-        self.request()
+        self.request(FindMessages)
 
-    def request(self) -> FindMessages:
-        """Return what to find. Raises OptionError."""
-        fields = {
-            "id": self.id,
-            "key": self.key,
-            "topic": self.topic,
-            "since_ns": max(0, time.time_ns() - self.since_ns) if self.since_ns else 0,
-            "limit": self.limit,
-            "time_limit_ms": self.time_limit_ns // MILLISECOND_NS,
-        }
-        try:
-            return read_request(FindMessages, {n: value for n, value in fields.items() if value})
-        except Refusal as refusal:
-            raise OptionError(refusal.spelled(_spell)) from None
-
-
-def _spell(name: str, value: str | None) -> str:
-    return f"--{name}" + ("" if value is None else f"={value}")
+    def _values(self) -> dict[str, Any]:
+        values = super()._values() | {"time_limit_ms": self.time_limit_ns // MILLISECOND_NS}
+        if self.since_ns:
+            values["since_ns"] = max(0, time.time_ns() - self.since_ns)
+        return values
 
 
 _STATES = {
@@ -123,7 +109,9 @@ async def answers(options: TraceOptions, errors: list[str]) -> list[FoundMessage
             not find it.
     """
     async with options.admin() as admin:
-        searched = await tool.settled(TraceAdmin.find.run(admin.http, options.request()))
+        searched = await tool.settled(
+            TraceAdmin.find.run(admin.http, options.request(FindMessages))
+        )
     failures = searched.failures if searched.values else searched.errors
     errors += map(str, failures.values())
     return list(searched.values.values())
@@ -153,7 +141,7 @@ def _lines(message: TracedMessage, answer: FoundMessages) -> Iterator[str]:
     if message.delayed:
         yield f"  {_DELAYED[message.delayed]}"
         return
-    standing = {each.channel: each for each in message.channels}
+    standing = {channel.channel: channel for channel in message.channels}
     for name in dict.fromkeys([*standing, *(event.channel for event in message.events)]):
         yield from _channel(name, standing.get(name), message, answer.are_traced)
     if not answer.are_traced:
@@ -174,7 +162,7 @@ def _channel(
         first_ns = happened[0][0]
         starts = [(at_ns, "the broker was started") for at_ns in message.starts_ns]
         happened = sorted(
-            [*happened, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0]
+            [*happened, *(start for start in starts if start[0] > first_ns)], key=lambda t: t[0]
         )
     if standing is None:
         yield f"channel {name}: it was deleted"
@@ -297,9 +285,10 @@ def main(argv: Sequence[str]) -> int:
 def read(options: TraceOptions) -> FoundMessages:
     """Search a data folder. Raises TraceNotFound and NoLog."""
     ends_s = time.monotonic() + options.time_limit_ns / SECOND_NS
-    request = options.request()
+    request = options.request(FindMessages)
     folder = Folder(Path(options.data_path))
-    search = Search(folder, lambda: time.monotonic() >= ends_s, options.topic)
-    if request.key is None:
-        return found_messages(search.by_id(options.id))
+    search = Search(folder, lambda: time.monotonic() >= ends_s, request.topic or "")
+    if request.id is not None:
+        return found_messages(search.by_id(str(request.id)))
+    assert request.key is not None
     return found_messages(search.by_key(request.key, request.since_ns, request.limit))
