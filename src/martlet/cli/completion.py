@@ -67,7 +67,7 @@ _FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z0-9-]*)( [A-Z\[<a-z])?", re.MULTILI
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a script, or the words that may stand at the place of the last one."""
+    """Print a script, or the words that can replace the last one."""
     if argv and argv[0] == "words":
         for word in words(argv[1:] or [""]):
             print(word)
@@ -99,8 +99,8 @@ def words(typed: Sequence[str]) -> list[str]:
     return []
 
 
-def _beginning(last: str, known: Iterable[str]) -> list[str]:
-    return [word for word in known if word.startswith(last)]
+def _beginning(last: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(last)]
 
 
 def _flags(before: Sequence[str]) -> list[str]:
@@ -112,7 +112,7 @@ def _flags(before: Sequence[str]) -> list[str]:
     name, *others = before
     # No other word: with "--data-path --help" a broker would begin, in a folder of that name.
     actions = [other for other in others[:1] if other in COMMANDS[name].actions]
-    for given in ([name, *actions], [name]):
+    for arguments in ([name, *actions], [name]):
         shown.seek(0)
         shown.truncate()
         with (
@@ -120,7 +120,7 @@ def _flags(before: Sequence[str]) -> list[str]:
             contextlib.redirect_stderr(io.StringIO()),
             contextlib.suppress(SystemExit),
         ):
-            martlet([*given, "--help"])
-        if found := _FLAG.findall(shown.getvalue()):
-            return list(dict.fromkeys(f"{flag}=" if value else flag for flag, value in found))
+            martlet([*arguments, "--help"])
+        if flags := _FLAG.findall(shown.getvalue()):
+            return list(dict.fromkeys(f"{flag}=" if value else flag for flag, value in flags))
     return []

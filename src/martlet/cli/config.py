@@ -60,12 +60,12 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
-    found, words = tool.split(ConfigOptions, argv)
+    flags, words = tool.split(ConfigOptions, argv)
     action, setting, *values = [*words, "", ""][: max(2, len(words))]
     named = [("action", action), ("setting", setting), *(("value", value) for value in values)]
-    found += [f"--{name}={word}" for name, word in named if word]
+    flags += [f"--{name}={word}" for name, word in named if word]
     options = tool.options(
-        "config", DESCRIPTION, ConfigOptions, found, "[show | set NAME VALUE ... | unset NAME]"
+        "config", DESCRIPTION, ConfigOptions, flags, "[show | set NAME VALUE ... | unset NAME]"
     )
     try:
         return tool.run_alone(lambda: _run(options))
@@ -86,11 +86,11 @@ async def _run(options: ConfigOptions) -> None:
     await tool.show([f"wrote {config_path()}"])
 
 
-def _shown(known: dict[str, tuple[str, ...]]) -> list[str]:
+def _shown(config: dict[str, tuple[str, ...]]) -> list[str]:
     lines = [f"config file: {config_path()}"]
     for name, setting in SETTINGS.items():
         values = in_environment(name)
         source = f"${setting.variable}" if values else "config file"
-        values = values or known.get(name, ())
+        values = values or config.get(name, ())
         lines.append(f"{name} = {', '.join(values)} ({source})" if values else f"{name}: not set")
     return lines

@@ -31,9 +31,9 @@ again; one that is done says so."""
 
 def main(argv: Sequence[str]) -> int:
     """Run the import; the result is the exit code of the process."""
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
-        outcome = _import(given)
+        outcome = _import(args)
     except (NoNsqdFolder, ImportRefused, FolderInUse, WrongVersion) as error:
         print(f"martlet import-nsqd: {error}", file=sys.stderr)
         return 1
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("martlet import-nsqd: interrupted; run it again to go on", file=sys.stderr)
         return 130
-    _print_result(outcome, given)
+    _print_result(outcome, args)
     return 0 if outcome.entry.complete else 3
 
 
@@ -92,15 +92,15 @@ def _bytes_or_none(text: str) -> int:
     return 0 if text == "0" else _bytes(text)
 
 
-def _import(given: argparse.Namespace) -> ImportResult:
+def _import(args: argparse.Namespace) -> ImportResult:
     findings = Findings()
-    if given.data_path.resolve() == given.source.resolve():
+    if args.data_path.resolve() == args.source.resolve():
         raise ImportRefused("nsqd's folder and the broker's must be two: give another --data-path")
-    with held(given.source):
-        folder = NsqdFolder(given.source, findings, with_bad=given.with_bad)
+    with held(args.source):
+        folder = NsqdFolder(args.source, findings, with_bad=args.with_bad)
         total = 2 * sum(q.unread_bytes for t in folder.topics.values() for q in t.queues())
         with (
-            opened(given.data_path, given.max_bytes_per_file, given.min_free_bytes, findings) as (
+            opened(args.data_path, args.max_bytes_per_file, args.min_free_bytes, findings) as (
                 broker,
                 storage,
             ),
@@ -111,15 +111,15 @@ def _import(given: argparse.Namespace) -> ImportResult:
                 storage,
                 folder,
                 advance,
-                batch_bytes=min(MAX_BATCH_BYTES, given.max_bytes_per_file // 4),
+                batch_bytes=min(MAX_BATCH_BYTES, args.max_bytes_per_file // 4),
             ).run()
 
 
-def _print_result(outcome: ImportResult, given: argparse.Namespace) -> None:
+def _print_result(outcome: ImportResult, args: argparse.Namespace) -> None:
     for line in outcome.entry.report:
         print(line)
     if not outcome.is_new:
-        print(f"{given.source} was imported at {outcome.entry.done}; nothing is left to be done")
+        print(f"{args.source} was imported at {outcome.entry.done}; nothing is left to be done")
         return
     for topic in outcome.topics:
         print(
@@ -130,5 +130,5 @@ def _print_result(outcome: ImportResult, given: argparse.Namespace) -> None:
     verdict = "everything was read" if outcome.entry.complete else "NOT everything could be read"
     print(
         f"{counted(len(outcome.topics), 'topic')}, {counted(messages, 'message')} stored;"
-        f" {verdict}. Next: martlet broker --data-path={given.data_path}"
+        f" {verdict}. Next: martlet broker --data-path={args.data_path}"
     )

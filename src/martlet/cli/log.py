@@ -66,10 +66,10 @@ Fields = dict[str, Any]
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
-    given = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
-        folder = given.open(Path(given.folder))
-        code: int = given.run(folder, given)
+        folder = args.open(Path(args.folder))
+        code: int = args.run(folder, args)
         sys.stdout.flush()
     except NoLog as error:
         print(f"martlet log: {error}", file=sys.stderr)
@@ -146,8 +146,8 @@ class TopicNames:
         topics: tuple[TopicRecord, ...] = ()
         match entry:
             case TogetherEntry(entries):
-                for each in entries:
-                    self._learn(each)
+                for one in entries:
+                    self._learn(one)
             case TopicDeletedEntry(id):
                 self._deleted.add(id)
             case TopicEntry(topic):
@@ -170,23 +170,23 @@ class TopicNames:
 # verify
 
 
-def _verify(folder: Folder, given: argparse.Namespace) -> int:
+def _verify(folder: Folder, args: argparse.Namespace) -> int:
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty() and total:
             end = "\r" if done < total else "\r\033[K"
             print(f"{100 * done // total:3d} % of {readable_size(total)}", end=end, file=sys.stderr)
 
-    found = verify(folder, progress, needed_by)
+    result = verify(folder, progress, needed_by)
     names = _all_names(folder)
-    found.damage = [
-        _OF_TOPIC.sub(lambda of: f"topic {names[int(of[1])]} ", x) for x in found.damage
+    result.damage = [
+        _OF_TOPIC.sub(lambda of: f"topic {names[int(of[1])]} ", x) for x in result.damage
     ]
-    if given.json:
-        print(json.dumps(_as_fields(found, names), indent=1))
+    if args.json:
+        print(json.dumps(_as_fields(result, names), indent=1))
     else:
-        for line in _report(found, names):
+        for line in _report(result, names):
             print(line)
-    return 1 if found.damage_count else 0
+    return 1 if result.damage_count else 0
 
 
 def _all_names(folder: Folder) -> TopicNames:
@@ -197,8 +197,8 @@ def _all_names(folder: Folder) -> TopicNames:
     return names
 
 
-def _as_fields(found: Verification, names: TopicNames) -> Fields:
-    fields = dict(vars(found))
+def _as_fields(result: Verification, names: TopicNames) -> Fields:
+    fields = dict(vars(result))
     fields["queues"] = [
         {
             "topic": names[topic],
@@ -211,56 +211,58 @@ def _as_fields(found: Verification, names: TopicNames) -> Fields:
             "moved": queue.moved,
             "bytes": queue.bytes,
         }
-        for (topic, number), queue in sorted(found.queues.items())
+        for (topic, number), queue in sorted(result.queues.items())
     ]
     return fields
 
 
-def _report(found: Verification, names: TopicNames) -> Iterator[str]:
-    in_use = " (a broker is running on it)" if found.in_use else ""
-    batches = sum(queue.batches for queue in found.queues.values())
-    yield f"{found.folder}{in_use}"
+def _report(result: Verification, names: TopicNames) -> Iterator[str]:
+    in_use = " (a broker is running on it)" if result.in_use else ""
+    batches = sum(queue.batches for queue in result.queues.values())
+    yield f"{result.folder}{in_use}"
     yield (
-        f"  {counted(found.segments, 'segment')}, {counted(found.records, 'record')}:"
+        f"  {counted(result.segments, 'segment')}, {counted(result.records, 'record')}:"
         f" {counted(batches, 'batch', 'batches')} and"
-        f" {found.journal_records} of the journal; ends at position {found.end_position},"
-        f" epoch {found.last_epoch}; {counted(found.index_rows, 'index row')}"
+        f" {result.journal_records} of the journal; ends at position {result.end_position},"
+        f" epoch {result.last_epoch}; {counted(result.index_rows, 'index row')}"
     )
-    for (topic, number), queue in sorted(found.queues.items()):
+    for (topic, number), queue in sorted(result.queues.items()):
         deleted = " (deleted)" if names.is_deleted(topic) else ""
         batches_there = counted(queue.batches, "batch", "batches")
         yield (
             f"  topic {names[topic]}{deleted} queue {number}: offsets {queue.start_offset} up to"
             f" {queue.end_offset} in {batches_there}, {readable_size(queue.bytes)}"
         )
-    for note in found.notes:
+    for note in result.notes:
         yield f"  note: {note}"
-    for damage in found.damage:
+    for damage in result.damage:
         yield f"  DAMAGE: {damage}"
-    if found.damage_count > len(found.damage):
-        yield f"  and {found.damage_count - len(found.damage)} more"
-    errors = counted(found.damage_count, "error")
-    yield f"DAMAGED: {errors}; one damaged record can cause several" if found.damage_count else "OK"
+    if result.damage_count > len(result.damage):
+        yield f"  and {result.damage_count - len(result.damage)} more"
+    errors = counted(result.damage_count, "error")
+    yield (
+        f"DAMAGED: {errors}; one damaged record can cause several" if result.damage_count else "OK"
+    )
 
 
 # dump
 
 
-def _dump(folder: Folder, given: argparse.Namespace) -> int:
+def _dump(folder: Folder, args: argparse.Namespace) -> int:
     report = RecoveryReport()
     # What was cut off may have messages of a topic that the log before it names.
     is_cut = isinstance(folder, CutFile)
     names = _all_names(Folder(folder.path)) if is_cut else TopicNames(folder)
-    if given.topic is None:
-        rows = _records(folder, given.start, names, report)
+    if args.topic is None:
+        rows = _records(folder, args.start, names, report)
     else:
-        rows = _messages(folder, given.topic, given.start, names, report)
-    for row in islice(rows, given.limit):
-        print(json.dumps(row, ensure_ascii=False) if given.json else _line(row))
+        rows = _messages(folder, args.topic, args.start, names, report)
+    for row in islice(rows, args.limit):
+        print(json.dumps(row, ensure_ascii=False) if args.json else _line(row))
     for damage in report.damaged:
         print(f"martlet log: {damage}", file=sys.stderr)
-    if given.topic is not None and given.topic not in names:
-        print(f"martlet log: the log knows no topic {given.topic!r}", file=sys.stderr)
+    if args.topic is not None and args.topic not in names:
+        print(f"martlet log: the log knows no topic {args.topic!r}", file=sys.stderr)
         return 2
     return 1 if report.damaged else 0
 
@@ -300,7 +302,7 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
         piece = TraceChunk(payload(header, record))
         fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}
     elif header.kind == RecordKind.ACCOUNTS:
-        fields["accounts"] = [_account(each) for each in unpack_accounts(payload(header, record))]
+        fields["accounts"] = list(map(_account, unpack_accounts(payload(header, record))))
     elif header.kind == RecordKind.RETIRED:
         fields["bases"] = decode_retired(bytes(payload(header, record)))
     elif header.kind == RecordKind.CURSOR:
@@ -326,10 +328,10 @@ def _messages(
         if header.kind == RecordKind.TOPOLOGY:
             names.learn(header.kind, bytes(payload(header, record)))
         # A moved batch is in the log twice until its first position is free.
-        place = (header.topic, header.first_offset)
-        if header.kind != RecordKind.BATCH or names[header.topic] != topic or place in seen:
+        batch_key = (header.topic, header.first_offset)
+        if header.kind != RecordKind.BATCH or names[header.topic] != topic or batch_key in seen:
             continue
-        seen.add(place)
+        seen.add(batch_key)
         if header.first_offset + header.count > start:
             yield from _frames(header, record, start)
 

@@ -20,12 +20,7 @@ _LINE_EACH_S = 10.0
 
 @contextmanager
 def shown(what: str, total: int) -> Iterator[Advance]:
-    """Show the progress of a command.
-
-    Args:
-        what: the activity, such as ``importing``.
-        total: the number of steps.
-    """
+    """Show the progress of a command."""
     if sys.stderr.isatty() and find_spec("rich") is not None:
         with _bar(what, total) as advance:
             yield advance
@@ -34,14 +29,7 @@ def shown(what: str, total: int) -> Iterator[Advance]:
 
 
 class Lines:
-    """A line every ten seconds, none for a shorter command.
-
-    Args:
-        what: the activity.
-        total: the number of steps.
-        stream: the output.
-        clock: returns monotonic seconds.
-    """
+    """A line every ten seconds, none for a shorter command."""
 
     def __init__(
         self, what: str, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic

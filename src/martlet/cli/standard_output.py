@@ -37,11 +37,7 @@ class _Job:
 
 
 class StandardOutput:
-    """Write lines.
-
-    Args:
-        descriptor: of the file or pipe; by default that of `sys.stdout`.
-    """
+    """Write lines."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor

@@ -52,31 +52,25 @@ def options(
 ) -> T:
     """Read the options of a command line and its config file, and configure logging.
 
-    Args:
-        command: the command line.
-        kind: the class of options.
-        argv: the words after the command's name.
-        hello: the lines to log before any warning.
-
     Raises:
         SystemExit: after ``--help`` or ``--version``, and with `WRONG` after logging invalid
         options.
     """
     try:
         values, warnings = command.read(argv)
-        found = kind(**values)
+        made = kind(**values)
     except OptionError as error:
         default = LogOptions()
         set_up_logging(default.log_level, default.log_prefix).critical("%s", error)
         raise SystemExit(WRONG) from None
-    log = set_up_logging(found.log_level, found.log_prefix)
-    for line in hello(found):
+    log = set_up_logging(made.log_level, made.log_prefix)
+    for line in hello(made):
         log.info("%s", line)
     for warning in warnings:
         log.warning("%s", warning)
-    for flag, value in found.without_effect():
+    for flag, value in made.without_effect():
         log.warning("--%s=%s has no effect: %s", flag.name, flag.format(value), flag.instead)
-    return found
+    return made
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:

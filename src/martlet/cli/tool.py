@@ -32,40 +32,32 @@ def options(
 ) -> T:
     """Read the options of a command line.
 
-    Args:
-        command: its name.
-        description: the first text of ``--help``.
-        kind: the class of options.
-        argv: the words after the command's name.
-        usage: the operands after the flags, for ``--help``.
-        operands: flags whose values may stand without their names, in this order.
-
     Raises:
         SystemExit: after ``--help`` or ``--version``, and after logging an invalid option.
     """
     if operands:
-        found, others = split(kind, argv)
+        flags, others = split(kind, argv)
         named = [f"--{flag}={value}" for flag, value in zip(operands, others, strict=False)]
-        argv = found + named + others[len(operands) :]
+        argv = flags + named + others[len(operands) :]
     return start.options(start.arguments(command, description, kind, usage), kind, argv)
 
 
 def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into the flags with their values, and the other words."""
-    found: list[str] = []
+    flags: list[str] = []
     others: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
         if argument == "--":
             others += arguments
         elif argument.startswith("-") and argument != "-":
-            found.append(argument)
+            flags.append(argument)
             flag = kind.flag(argument.lstrip("-"))
             if flag is not None and flag.kind is not FlagKind.BOOL:
-                found += [value for value in [next(arguments, None)] if value is not None]
+                flags += [value for value in [next(arguments, None)] if value is not None]
         else:
             others.append(argument)
-    return found, others
+    return flags, others
 
 
 async def show(lines: Iterable[str]) -> None:
@@ -93,11 +85,6 @@ def run_at_each(
     explain: Callable[[AdminError], str] = lambda error: error.why,
 ) -> int:
     """Run an action at each of several servers, and show each result or error.
-
-    Args:
-        work: returns the answers.
-        describe: returns the text of an answer.
-        explain: returns the text of an error, without the server's URL.
 
     Returns:
         The exit code of the process; 1 if any server has failed.
@@ -143,13 +130,7 @@ def made(make: Callable[[], M]) -> M:
 def run(
     work: Callable[[], Awaitable[Any]], stop: Callable[[], object], **on: Callable[[], object]
 ) -> int:
-    """Run a tool until it ends, or SIGTERM or SIGINT stops it; return the exit code of the process.
-
-    Args:
-        work: the tool's work.
-        stop: makes it end cleanly.
-        on: handlers of other signals, by name.
-    """
+    """Run a tool until it ends, or SIGTERM or SIGINT stops it; return the exit code."""
 
     async def serve() -> int:
         loop = asyncio.get_running_loop()

@@ -200,5 +200,5 @@ def test_imports_nothing_of_features_that_it_does_not_have(
     names = [line.rpartition("|")[2].strip() for line in command.lines if "import time:" in line]
     assert {"martlet.server.build", "martlet.server.http.server"} < set(names)
     assert [
-        name for name in names if f"{name}.".startswith(tuple(f"{each}." for each in UNUSED))
+        name for name in names if f"{name}.".startswith(tuple(f"{prefix}." for prefix in UNUSED))
     ] == []

@@ -37,7 +37,11 @@ def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
 
 def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
     stats = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
-    return sum(each["depth"] for found in stats["topics"] or () for each in found["channels"])
+    return sum(
+        channel_stats["depth"]
+        for topic_stats in stats["topics"] or ()
+        for channel_stats in topic_stats["channels"]
+    )
 
 
 def test_dead_letters_are_listed_shown_redriven_and_purged(
@@ -89,7 +93,7 @@ def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
     with BrokerProcess(None) as other:
         dead(other, "sales", "three")
         brokers = broker, other
-        where = [f"--nsqd-http-address={each.http_address}" for each in brokers]
+        where = [f"--nsqd-http-address={broker.http_address}" for broker in brokers]
         shown = tool("dead-letters", "show", "sales", "c", "--json", *where).out.splitlines()
         letters = [json.loads(line) for line in shown]
         for action in ("redrive", "purge"):
@@ -97,15 +101,15 @@ def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
             assert said.code == 1
             assert "no selected dead letter has the id 0123456789abcdef" in said.err
         # By either id, at whichever broker, and not without the one that is missing.
-        known = [letters[0]["id"], letters[2]["message_id"]]
-        ids = [f"--id={each}" for each in (*known, "0123456789abcdef")]
+        stored_ids = [letters[0]["id"], letters[2]["message_id"]]
+        ids = [f"--id={one}" for one in (*stored_ids, "0123456789abcdef")]
         said = tool("dead-letters", "purge", "sales", "c", *ids, *where)
         assert (said.code, said.err.count("no selected dead letter")) == (1, 1)
         said = tool("dead-letters", "purge", "sales", "c", *ids[:1], *where)
-        assert (said.code, known[0] in said.err) == (1, True)  # purged already
+        assert (said.code, stored_ids[0] in said.err) == (1, True)  # purged already
         said = tool("dead-letters", "purge", "sales", "c", f"--id={letters[1]['id']}", *where)
         assert (said.code, "no selected dead letter" in said.err) == (0, False)
-        assert [depth(each, "sales.c.dead", "dead-letters") for each in brokers] == [0, 0]
+        assert [depth(broker, "sales.c.dead", "dead-letters") for broker in brokers] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,6 @@ def test_dead_letters_that_cannot_go_back_stay_and_are_reported(
 def test_a_broker_without_any_is_passed_over(broker: BrokerProcess, tool: Tool) -> None:
     dead(broker, "here", "one")
     with BrokerProcess(None) as other:
-        where = [f"--nsqd-http-address={each.http_address}" for each in (other, broker)]
+        where = [f"--nsqd-http-address={server.http_address}" for server in (other, broker)]
         said = tool("dead-letters", "show", "here", "c", "--json", *where)
     assert (said.code, len(said.out.splitlines())) == (0, 1)

@@ -30,17 +30,17 @@ class Place:
     def __init__(self, lookup: LookupProcess, brokers: list[BrokerProcess]) -> None:
         self.lookup = lookup
         self.brokers = brokers
-        self.urls = [f"http://{each.http_address}" for each in brokers]
+        self.urls = [f"http://{broker.http_address}" for broker in brokers]
         self.named = [
-            *(f"--nsqd-http-address={each.http_address}" for each in brokers),
+            *(f"--nsqd-http-address={broker.http_address}" for broker in brokers),
             "--http-client-request-timeout=60s",  # A busy machine answers late.
         ]
         self.found = f"--lookupd-http-address={lookup.http_address}"
 
     def know(self, topic: str) -> list[Any]:
         """The brokers that the lookup daemon knows to have a topic."""
-        found = ask(self.lookup.http_address, "/nodes")["producers"]
-        return [each for each in found if topic in each["topics"]]
+        producers = ask(self.lookup.http_address, "/nodes")["producers"]
+        return [producer for producer in producers if topic in producer["topics"]]
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -68,8 +68,8 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     assert do("channel", "create", "orders", "mail") == [
         f"{url}: channel 'mail' of topic 'orders' exists" for url in place.urls
     ]
-    for each in place.brokers:
-        ask(each.http_address, "/mpub?topic=orders", "POST", b"1\n2\n3")
+    for broker in place.brokers:
+        ask(broker.http_address, "/mpub?topic=orders", "POST", b"1\n2\n3")
     until(lambda: all(channel["depth"] == 3 for channel in counts()))
     assert counts()[0] | {"broker": ""} == {
         "broker": "",
@@ -88,10 +88,10 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     ]
     assert rows[0].split() == ["orders", "mail", "3", "0", "0", "0", "3", place.urls[0]]
     do("channel", "pause", "orders", "mail")
-    assert [each["paused"] for each in counts()] == [True, True]
+    assert [count["paused"] for count in counts()] == [True, True]
     assert "mail (paused)" in do("channel", "list")[1]
     do("channel", "unpause", "orders", "mail")
-    assert [each["paused"] for each in counts()] == [False, False]
+    assert [count["paused"] for count in counts()] == [False, False]
     do("topic", "pause", "orders")
     head, *rows = do("topic", "list", "orders")
     assert head.split() == ["TOPIC", "QUEUES", "CHANNELS", "DEPTH", "MESSAGES", "BROKER"]
@@ -100,7 +100,7 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     answer = json.loads(do("topic", "list", "orders", "--json")[0])
     assert (answer["channels"], answer["paused"], answer["messages"]) == (["mail"], False, 3)
     do("channel", "empty", "orders", "mail", "--force")
-    assert [each["depth"] for each in counts()] == [0, 0]
+    assert [count["depth"] for count in counts()] == [0, 0]
     do("topic", "empty", "orders", "--force")
     do("channel", "delete", "orders", "mail", "--force")
     assert counts() == []
@@ -135,7 +135,7 @@ def test_a_command_without_force_shows_the_loss_and_changes_nothing(
 
 
 def test_missing_topics_and_channels_are_named_with_what_to_do(place: Place, tool: Tool) -> None:
-    address, *_ = (each.http_address for each in place.brokers)
+    address, *_ = (broker.http_address for broker in place.brokers)
     where = f"--nsqd-http-address={address}"
     said = tool("channel", "create", "nowhere", "c", where)
     assert said.code == 1
@@ -179,31 +179,31 @@ def test_lookup_daemons_learn_of_channels_and_forget_topics(place: Place, tool: 
 def test_nodes_are_listed_with_the_daemons_that_know_them(place: Place, tool: Tool) -> None:
     tool("topic", "create", "listed", *place.named)
     until(lambda: len(place.know("listed")) == 2)
-    http_ports = {int(each.http_address.partition(":")[2]) for each in place.brokers}
+    http_ports = {int(broker.http_address.partition(":")[2]) for broker in place.brokers}
     ask(
         place.lookup.http_address,
         f"/topic/tombstone?topic=listed&node=127.0.0.1:{min(http_ports)}",
         "POST",
     )
     nodes = [json.loads(line) for line in tool("nodes", place.found, "--json").out.splitlines()]
-    assert {each["http_port"] for each in nodes} == http_ports
-    for each in nodes:
-        assert each["lookup_daemons"] == [f"http://{place.lookup.http_address}"]
-        assert "listed" in each["topics"]
-        is_hidden = each["http_port"] == min(http_ports)
-        assert each["tombstones"] == (["listed"] if is_hidden else [])
+    assert {node["http_port"] for node in nodes} == http_ports
+    for node in nodes:
+        assert node["lookup_daemons"] == [f"http://{place.lookup.http_address}"]
+        assert "listed" in node["topics"]
+        is_hidden = node["http_port"] == min(http_ports)
+        assert node["tombstones"] == (["listed"] if is_hidden else [])
     head, *rows = tool("nodes", place.found).out.splitlines()
     assert head.split()[:5] == ["ADDRESS", "TCP", "HTTP", "VERSION", "TOPICS"]
     assert all(row.startswith("127.0.0.1  ") for row in rows)
     nodes = [json.loads(line) for line in tool("nodes", *place.named, "--json").out.splitlines()]
-    assert {each["http_port"] for each in nodes} == http_ports
+    assert {node["http_port"] for node in nodes} == http_ports
 
 
 def test_health_is_shown_in_words_and_by_the_exit_code(place: Place, tool: Tool) -> None:
     said = tool("health", place.found)
     servers = [f"http://{place.lookup.http_address}", *place.urls]
     assert (said.code, said.err) == (0, "")
-    assert sorted(said.out.splitlines()) == sorted(f"{each}: OK" for each in servers)
+    assert sorted(said.out.splitlines()) == sorted(f"{server}: OK" for server in servers)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -36,8 +36,8 @@ async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -
     answer = {"topic": "t", "pending_count": 0, "messages": [], "next": ""}
     async with server(answer, at_broker) as broker:
         host, _, port = broker.rpartition(":")
-        known = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
-        async with server(known, at_daemon) as daemon:
+        lookup_answer = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
+        async with server(lookup_answer, at_daemon) as daemon:
             options = BrokerHttpOptions(
                 lookupd_http_addresses=(daemon,),
                 operator_token_file=str(path),

@@ -96,10 +96,10 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         pytest.skip(f"no {name} on PATH")
-    return found
+    return path
 
 
 LINES = [
@@ -168,7 +168,7 @@ def test_fish_completes(line: str, completed: str) -> None:
     done = subprocess.run(
         [shell("fish"), "--no-config", "-c", program], capture_output=True, text=True, check=True
     )
-    assert [found.split("\t")[0] for found in done.stdout.splitlines()] == [completed]
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [completed]
 
 
 def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

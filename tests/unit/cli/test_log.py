@@ -65,10 +65,10 @@ def folder(tmp_path: Path) -> Path:
     """Two topics over several segments, and a checkpoint with all of it."""
     writer = Writer(tmp_path)
     for number in range(40):
-        same = [b"%04d" % each + b"x" * 40 for each in range(50)]
+        same = [b"%04d" % one + b"x" * 40 for one in range(50)]
         writer.publish("uniform", *same)
         writer.publish(
-            "mixed", *(body[: 1 + (number + each) % 44] for each, body in enumerate(same))
+            "mixed", *(body[: 1 + (number + length) % 44] for length, body in enumerate(same))
         )
     writer.checkpoint()
     writer.close()
@@ -99,13 +99,13 @@ def look(path: Path) -> Verification:
 
 
 def test_a_log_that_is_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = look(folder)
-    assert found.damage == []
-    assert found.notes == []
-    assert found.segments >= 4
-    assert found.index_rows == 80
-    assert {queue.end_offset for queue in found.queues.values()} == {2000}
-    assert found.end_position == records(folder)[-1][0].next_position
+    entries = look(folder)
+    assert entries.damage == []
+    assert entries.notes == []
+    assert entries.segments >= 4
+    assert entries.index_rows == 80
+    assert {queue.end_offset for queue in entries.queues.values()} == {2000}
+    assert entries.end_position == records(folder)[-1][0].next_position
     assert main(["verify", str(folder)]) == 0
     out = capsys.readouterr().out
     assert out.endswith("OK\n")
@@ -128,12 +128,12 @@ def test_a_flipped_bit_is_found(
     assert header.kind == RecordKind.BATCH
     at = {"magic": 0, "header": 41, "frames": 200, "trailer": header.ends_at + 5}[place]
     flip(folder, header.position + at)
-    found = look(folder)
-    assert any(f"from position {header.position} are lost" in text for text in found.damage)
-    assert any("are missing" in text for text in found.damage)
+    entries = look(folder)
+    assert any(f"from position {header.position} are lost" in text for text in entries.damage)
+    assert any("are missing" in text for text in entries.damage)
     assert main(["verify", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert f"DAMAGED: {found.damage_count} errors; one damaged record can cause several" in out
+    assert f"DAMAGED: {entries.damage_count} errors; one damaged record can cause several" in out
     assert re.search(r"DAMAGE: topic [a-z]+ queue 0: offsets \d+ up to \d+ are missing$", out, re.M)
     assert main(["dump", str(folder)]) == 1
     dumped = capsys.readouterr()
@@ -151,18 +151,18 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:
     last, record = records(tmp_path)[-1]
     assert last.position == end
     overwrite(tmp_path, last.position + 2048, bytes(len(record) - 2048))
-    found = look(tmp_path)
-    assert found.damage == []
-    assert found.notes[0].startswith(f"a torn tail at position {last.position}")
-    assert found.end_position == end
+    entries = look(tmp_path)
+    assert entries.damage == []
+    assert entries.notes[0].startswith(f"a torn tail at position {last.position}")
+    assert entries.end_position == end
 
 
 def test_a_tail_that_the_checkpoint_knows_is_damage(folder: Path) -> None:
     last, _ = records(folder)[-1]
     flip(folder, last.position)
-    found = look(folder)
-    assert any(f"the log ends at {last.position}" in text for text in found.damage)
-    assert any(f"points to position {last.position}" in text for text in found.damage)
+    entries = look(folder)
+    assert any(f"the log ends at {last.position}" in text for text in entries.damage)
+    assert any(f"points to position {last.position}" in text for text in entries.damage)
 
 
 def test_an_index_that_is_missing_or_cut_is_found(folder: Path) -> None:
@@ -188,9 +188,9 @@ def test_an_index_row_that_points_elsewhere_is_found(folder: Path) -> None:
 
 def test_without_a_checkpoint_the_log_alone_counts(folder: Path) -> None:
     (folder / "checkpoint").unlink()
-    found = look(folder)
-    assert found.damage == []
-    assert found.notes == ["there is no checkpoint; a broker reads the whole log when it starts"]
+    entries = look(folder)
+    assert entries.damage == []
+    assert entries.notes == ["there is no checkpoint; a broker reads the whole log when it starts"]
 
 
 def test_a_damaged_checkpoint_is_found(folder: Path) -> None:
@@ -262,9 +262,9 @@ def test_recycled_segments_are_no_damage(tmp_path: Path) -> None:
     inodes = {path.stat().st_ino for path in (tmp_path / "log").iterdir()}
     assert writer.core.log.position > len(inodes) * SEGMENT_BYTES
     writer.close()
-    found = look(tmp_path)
-    assert found.damage == []
-    (queue,) = found.queues.values()
+    entries = look(tmp_path)
+    assert entries.damage == []
+    (queue,) = entries.queues.values()
     assert queue.start_offset > 0
     assert queue.end_offset == 200
 
@@ -283,9 +283,9 @@ def test_moved_batches_are_no_damage(tmp_path: Path) -> None:
             forgotten.advance(number // 200)
     writer.checkpoint()
     writer.close()
-    found = look(tmp_path)
-    assert found.damage == []
-    slow = found.queues[writer.core.topics["slow"].id, 0]
+    entries = look(tmp_path)
+    assert entries.damage == []
+    slow = entries.queues[writer.core.topics["slow"].id, 0]
     assert slow.moved > 0
     assert slow.end_offset == 4
 
@@ -381,9 +381,9 @@ async def test_a_folder_in_use_is_read_while_it_changes() -> None:
         task = asyncio.create_task(publish_and_advance())
         log = broker.server.broker.log
         while log.position < 20 * SEGMENT_BYTES:
-            found = await asyncio.to_thread(look, broker.data_path)
-            assert found.damage == []
-            assert found.in_use
+            entries = await asyncio.to_thread(look, broker.data_path)
+            assert entries.damage == []
+            assert entries.in_use
         done.set()
         await task
 
@@ -392,10 +392,10 @@ async def test_a_folder_in_use_is_read_while_it_changes() -> None:
 def test_a_folder_of_a_killed_broker_verifies(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--checkpoint-interval=50ms") as broker:
         asyncio.run(_publish_until_killed(broker))
-        found = look(tmp_path)
-        assert not found.in_use
-        assert found.damage == []
-        (queue,) = found.queues.values()
+        entries = look(tmp_path)
+        assert not entries.in_use
+        assert entries.damage == []
+        (queue,) = entries.queues.values()
         assert queue.end_offset >= 100
         broker.start()
 

@@ -22,8 +22,8 @@ def test_the_console_script_prints_its_version() -> None:
 
 
 def test_the_package_can_be_run_as_a_module() -> None:
-    asked = [sys.executable, "-m", "martlet", "brokr"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "martlet", "brokr"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "did you mean 'broker'?" in done.stderr) == (2, True)
 
 
@@ -129,11 +129,11 @@ def test_numpy_has_threads_only_if_they_are_asked_for(
         'import os\nthreads = os.environ["OPENBLAS_NUM_THREADS"]\n'
         "main = lambda arguments: print(threads) or 0\n"
     )
-    for given, used in ((None, "1"), ("4", "4")):
+    for setting, used in ((None, "1"), ("4", "4")):
         add_command(monkeypatch, tmp_path, source)
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-        if given is not None:
-            monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+        if setting is not None:
+            monkeypatch.setenv("OPENBLAS_NUM_THREADS", setting)
         assert main(["asks"]) == 0
         assert capsys.readouterr().out == f"{used}\n"
 

@@ -34,11 +34,11 @@ def pipe() -> Iterator[tuple[int, int]]:
     """Where to read, and where to write."""
     reading, writing = os.pipe()
     yield reading, writing
-    for each in (reading, writing):
+    for descriptor in (reading, writing):
         try:
-            os.close(each)
+            os.close(descriptor)
         except OSError:
-            assert each == reading, "a test may close it"
+            assert descriptor == reading, "a test may close it"
 
 
 async def filled(output: StandardOutput, reading: int) -> asyncio.Task[int]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import (
-    Fields,
-    Inventory,
-    ListOptions,
-    from_topics,
-    paused_name,
-    show_inventory,
-)
+from martlet.cli.admin.inventory import Fields, list_topics, paused_name
 from martlet.cli.admin.manage import (
     CREATE,
     DELETE,
@@ -30,17 +23,6 @@ from martlet.client.admin import TopicStats
 LIST = "list the channels of each broker with their counts, or those of one topic"
 
 
-def list_all(argv: Sequence[str]) -> int:
-    """List channels; return the exit code of the process."""
-    return show_inventory(
-        "channel list", "channels", f"{LIST.capitalize()}.", ListOptions, _list, channel_lines, argv
-    )
-
-
-async def _list(options: ListOptions) -> Inventory:
-    return await from_topics(options, _channels)
-
-
 def _channels(topic: TopicStats) -> Iterator[Fields]:
     for channel in topic.channels:
         yield {
@@ -55,19 +37,21 @@ def _channels(topic: TopicStats) -> Iterator[Fields]:
         }
 
 
-def channel_lines(found: Iterable[Fields]) -> list[str]:
+def channel_lines(channels: Iterable[Fields]) -> list[str]:
     """Format channels as text."""
     names = ("depth", "in_flight", "deferred", "clients", "messages")
     head = (name.replace("_", " ").upper() for name in names)
     rows: list[tuple[str, ...]] = [("TOPIC", "CHANNEL", *head, "BROKER")]
-    for each in found:
-        counts = (str(each[name]) for name in names)
-        rows.append((each["topic"], paused_name(each, "channel"), *counts, each["broker"]))
+    for row in channels:
+        counts = (str(row[name]) for name in names)
+        rows.append((row["topic"], paused_name(row, "channel"), *counts, row["broker"]))
     return laid_out(rows, (2, 3, 4, 5, 6))
 
 
 ACTIONS = {
-    "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
+    "list": ManageAction(
+        list_topics("channel", LIST, _channels, channel_lines), "[TOPIC] [--json]", LIST
+    ),
     "create": change(
         CREATE,
         ChannelOptions,

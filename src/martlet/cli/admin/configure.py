@@ -18,13 +18,13 @@ from martlet.broker.policy import (
     value_text,
 )
 from martlet.cli import start, tool
-from martlet.cli.admin.manage import place_of, way_out
+from martlet.cli.admin.manage import names_of, way_out
 from martlet.cli.broker_http import ChannelOptions, TopicOptions
 from martlet.client.admin import Answers
 from martlet.client.admin import Policy as PolicyFields
 
 log = logging.getLogger(__name__)
-_PLACES = {"topic": TopicOptions, "channel": ChannelOptions}
+_KINDS = {"topic": TopicOptions, "channel": ChannelOptions}
 
 
 def topic(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def channel(argv: Sequence[str]) -> int:
 
 
 def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> int:
-    kind = _PLACES[what]
+    kind = _KINDS[what]
     flags, others = tool.split(kind, argv)
     settings = [word for word in others if "=" in word]
     named = [word for word in others if "=" not in word]
@@ -55,18 +55,18 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
         changes = read_words(policy, settings)
     except BadPolicy as error:
         _fail(str(error))
-    place = place_of(options)
+    target = names_of(options)
 
     async def configure() -> Answers[PolicyFields]:
         async with options.admin() as admin:
-            methods = admin.channels if "channel" in place else admin.topics
+            methods = admin.channels if "channel" in target else admin.topics
             act: Callable[..., Awaitable[Answers[PolicyFields]]] = methods.configure
-            return await act(**place, **changes)
+            return await act(**target, **changes)
 
     return tool.run_at_each(
         configure,
-        lambda answer: f"{what} {'/'.join(place.values())}: {_shown(answer)}",
-        lambda error: way_out(error, place),
+        lambda answer: f"{what} {'/'.join(target.values())}: {_shown(answer)}",
+        lambda error: way_out(error, target),
     )
 
 
@@ -81,10 +81,10 @@ def _description(what: str, policy: Policy) -> str:
         " lookup daemon knows; without any NAME=VALUE, show it. It applies at once, and after a"
         " restart. The value 'default' resets a field. There are",
     ]
-    for each in policy.settable():
-        choices = each.metadata.get("choices", ())
+    for field in policy.settable():
+        choices = field.metadata.get("choices", ())
         one_of = f" ({', '.join(choices)})" if choices else ""
-        texts.append(f"{each.name}{one_of}: {each.metadata['help']};")
+        texts.append(f"{field.name}{one_of}: {field.metadata['help']};")
     return " ".join(texts).rstrip(";") + "."
 
 

@@ -39,10 +39,10 @@ class DeadLetterOptions(OperationOptions):
 
 def none_there(request: schema.SelectedDeadLetters) -> str:
     """Return the text for no dead letters."""
-    place = f"topic {request.dead_letter_topic}"
+    source = f"topic {request.dead_letter_topic}"
     if request.channel:
-        place = f"channel {request.channel} of topic {request.topic}"
-    return f"{place} has no{' such' if request.is_filtered else ''} dead letters"
+        source = f"channel {request.channel} of topic {request.topic}"
+    return f"{source} has no{' such' if request.is_filtered else ''} dead letters"
 
 
 def count_lines(topics: Iterable[DeadLetterTopicCounts], now_ms: int) -> list[str]:
@@ -51,14 +51,22 @@ def count_lines(topics: Iterable[DeadLetterTopicCounts], now_ms: int) -> list[st
     for topic in topics:
         if not topic.count:
             continue
-        place = topic.dead_letter_topic
+        dead_letter_topic = topic.dead_letter_topic
         for group in topic.channels:
             reasons = ", ".join(f"{name} {n}" for name, n in sorted(group.reasons.items()))
             origin = group.topic or "(unknown)", group.channel or "(unknown)"
-            rows.append((*origin, str(group.count), _age(now_ms, group.oldest_ms), reasons, place))
+            rows.append(
+                (
+                    *origin,
+                    str(group.count),
+                    _age(now_ms, group.oldest_ms),
+                    reasons,
+                    dead_letter_topic,
+                )
+            )
         others = topic.count - sum(group.count for group in topic.channels)
         if others > 0:
-            rows.append(("", "", str(others), "", "more, not examined", place))
+            rows.append(("", "", str(others), "", "more, not examined", dead_letter_topic))
     return laid_out(rows, (2, 3))
 
 

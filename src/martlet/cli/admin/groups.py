@@ -61,10 +61,10 @@ def describe_lines(url: str, group: GroupDescription, now_ms: int) -> list[str]:
     )
     if group.leader is not None:
         who += f" over all brokers, led by {printable(group.leader)}"
-    wanted = f", only tags {', '.join(group.tags)}" if group.tags else ""
+    filter_text = f", only tags {', '.join(group.tags)}" if group.tags else ""
     if group.filter:
-        wanted += f", only where {printable(group.filter)}"
-    lines = [f"{group.topic}/{group.group} at {url}: lag {group.lag}, {who}{paused}{wanted}"]
+        filter_text += f", only where {printable(group.filter)}"
+    lines = [f"{group.topic}/{group.group} at {url}: lag {group.lag}, {who}{paused}{filter_text}"]
     rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
     for queue in group.queues:
         holder = printable(queue.member or "-")
@@ -96,7 +96,8 @@ def reset_lines(url: str, reset: GroupReset, *, is_dry: bool = False) -> list[st
     head = ("IS AT", "WOULD BE AT") if is_dry else ("WAS AT", "IS AT")
     rows: list[tuple[str, ...]] = [("QUEUE", *head, "LAG")]
     rows += [
-        tuple(map(str, (each.queue, each.before, each.offset, each.lag))) for each in reset.queues
+        tuple(map(str, (queue.queue, queue.before, queue.offset, queue.lag)))
+        for queue in reset.queues
     ]
     done = "would be reset" if is_dry else "reset"
     return [f"{done} at {url}", "", *laid_out(rows, (0, 1, 2, 3))]
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
         if options.json:
             for url, answer in answers.values.items():
                 is_list = options.action == "list"
-                fields = {"groups": [each.fields for each in answer]} if is_list else answer.fields
+                fields = {"groups": [item.fields for item in answer]} if is_list else answer.fields
                 lines.append(json_line({"broker": url, **fields}))
         elif options.action == "list":
             lines = list_lines(answers.values)

@@ -27,10 +27,10 @@ async def health(options: InventoryOptions) -> Inventory:
     async with options.admin() as admin:
         answers = await admin.nodes.health()
         copies = await copies_of(admin)
-    servers = [{"server": url} | asdict(each) for url, each in answers.values.items()]
+    servers = [{"server": url} | asdict(answer) for url, answer in answers.values.items()]
     return Inventory(servers, [*answers.errors.values()], copies)
 
 
-def health_lines(found: Iterable[Fields]) -> list[str]:
+def health_lines(servers: Iterable[Fields]) -> list[str]:
     """Write a line of each server's health."""
-    return [f"{each['server']}: {each['health']}" for each in found]
+    return [f"{server['server']}: {server['health']}" for server in servers]

@@ -56,10 +56,10 @@ async def from_topics(
     async with options.admin() as admin:
         answers = await tool.settled(admin.topics.list(options.topic))
     items = [
-        {"broker": url} | each
+        {"broker": url} | item
         for url, topics in answers.values.items()
         for topic in topics
-        for each in read(topic)
+        for item in read(topic)
     ]
     failed = [*answers.errors.values()]
     if options.topic and not failed and not any(answers.values.values()):
@@ -68,9 +68,27 @@ async def from_topics(
     return Inventory(items, failed)
 
 
-def paused_name(each: Fields, kind: str) -> str:
+def list_topics(
+    what: str,
+    summary: str,
+    read: Callable[[TopicStats], Iterator[Fields]],
+    lines: Callable[[list[Fields]], list[str]],
+) -> Callable[[Sequence[str]], int]:
+    """Make the action ``list`` of ``martlet topic`` or ``martlet channel``."""
+    return lambda argv: show_inventory(
+        f"{what} list",
+        f"{what}s",
+        f"{summary.capitalize()}.",
+        ListOptions,
+        lambda options: from_topics(options, read),
+        lines,
+        argv,
+    )
+
+
+def paused_name(fields: Fields, kind: str) -> str:
     """Return the name of a topic or channel, marked if it is paused."""
-    return f"{each[kind]} (paused)" if each["paused"] else str(each[kind])
+    return f"{fields[kind]} (paused)" if fields["paused"] else str(fields[kind])
 
 
 def show_inventory(
@@ -93,16 +111,16 @@ def show_inventory(
 
     async def work() -> None:
         nonlocal has_failed
-        found = await find(options)
-        has_failed = bool(found.failed or found.copies) or not all(
-            each.get("is_healthy", True) for each in found.items
+        inventory = await find(options)
+        has_failed = bool(inventory.failed or inventory.copies) or not all(
+            item.get("is_healthy", True) for item in inventory.items
         )
-        await tool.show(map(json_line, found.items) if options.json else lines(found.items))
-        for error in found.failed:
+        await tool.show(map(json_line, inventory.items) if options.json else lines(inventory.items))
+        for error in inventory.failed:
             log.error("%s", error)
-        for each in found.copies:
-            log.error("%s", refusal(each, "readers refuse them both"))
-        if not (found.items or found.failed or options.json):
+        for copy in inventory.copies:
+            log.error("%s", refusal(copy, "readers refuse them both"))
+        if not (inventory.items or inventory.failed or options.json):
             log.info("there are no %s", nouns)
 
     return tool.run_alone(work) or int(has_failed)

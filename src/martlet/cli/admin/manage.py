@@ -51,17 +51,14 @@ class ChannelDropOptions(ChannelOptions):
 
 @dataclass(frozen=True)
 class Verb:
-    """An action on a topic or a channel.
-
-    Attributes:
-        name: of the command, and in the path.
-        done: the state of the topic or channel afterwards.
-        drops: whether messages are lost.
-    """
+    """An action on a topic or a channel."""
 
     name: str
+    """Of the command, and in the path."""
     done: str
+    """The state of the topic or channel afterwards."""
     drops: bool = False
+    """Whether messages are lost."""
 
 
 CREATE = Verb("create", "exists")
@@ -71,14 +68,14 @@ UNPAUSE = Verb("unpause", "is no longer paused")
 EMPTY = Verb("empty", "is emptied", drops=True)
 
 
-def place_of(options: TopicOptions | ChannelOptions) -> dict[str, str]:
+def names_of(options: TopicOptions | ChannelOptions) -> dict[str, str]:
     """Return the names of the topic and, if it is one, of the channel."""
     names = {"topic": options.topic}
     return names | ({"channel": options.channel} if isinstance(options, ChannelOptions) else {})
 
 
 async def _act(admin: Admin, verb: Verb, options: TopicOptions | ChannelOptions) -> Answers[None]:
-    names = place_of(options)
+    names = names_of(options)
     methods = admin.channels if "channel" in names else admin.topics
     act: Callable[..., Awaitable[Answers[None]]] = getattr(methods, verb.name)
     return await act(**names)
@@ -90,10 +87,10 @@ async def _losses(admin: Admin, verb: Verb, names: Mapping[str, str]) -> Answers
     errors = dict(answers.errors)
     for url, topics in answers.values.items():
         channels = [
-            each
+            channel
             for topic in topics
-            for each in topic.channels
-            if names.get("channel", each.channel) == each.channel
+            for channel in topic.channels
+            if names.get("channel", channel.channel) == channel.channel
         ]
         if not topics:
             errors[url] = AdminNotFound(url, f"there is no topic {names['topic']!r}")
@@ -128,10 +125,10 @@ def way_out(error: AdminError, names: Mapping[str, str]) -> str:
 
 def _describe(topics: Sequence[TopicStats], channels: Sequence[ChannelStats]) -> str:
     """Count the messages and clients of a topic and its channels, or of a channel."""
-    messages = sum(each.depth for each in topics) + sum(
-        each.depth + each.in_flight_count + each.deferred_count for each in channels
+    messages = sum(topic.depth for topic in topics) + sum(
+        channel.depth + channel.in_flight_count + channel.deferred_count for channel in channels
     )
-    clients = sum(each.client_count for each in channels)
+    clients = sum(channel.client_count for channel in channels)
     parts = [counted(messages, "message"), counted(clients, "client")]
     if topics and channels:
         parts.insert(0, counted(len(channels), "channel"))
@@ -162,7 +159,7 @@ def main(what: str, actions: Mapping[str, ManageAction], argv: Sequence[str]) ->
 
 def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
     """Return what ``martlet topic --help`` prints."""
-    forms = [f"martlet {what} {name} {each.arguments}" for name, each in actions.items()]
+    forms = [f"martlet {what} {name} {action.arguments}" for name, action in actions.items()]
     width = max(map(len, actions))
     return "\n".join(
         [
@@ -171,7 +168,7 @@ def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
             "",
             "Each takes --address=ADDR:PORT or --lookup=ADDR:PORT, several times too.",
             "",
-            *(f"  {name:<{width}}  {each.help}" for name, each in actions.items()),
+            *(f"  {name:<{width}}  {action.help}" for name, action in actions.items()),
             "",
             f"See martlet {what} ACTION --help.",
         ]
@@ -183,8 +180,8 @@ def change(
 ) -> ManageAction:
     """Make an action that changes a topic or a channel."""
     names = ["topic", "channel"] if issubclass(kind, ChannelOptions) else ["topic"]
-    places = " ".join(name.upper() for name in names)
-    arguments = f"{places} --force" if verb.drops else places
+    operands = " ".join(name.upper() for name in names)
+    arguments = f"{operands} --force" if verb.drops else operands
     return ManageAction(partial(_change, verb, kind, names, summary), arguments, summary)
 
 
@@ -196,22 +193,22 @@ def _change(
     argv: Sequence[str],
 ) -> int:
     command = f"{names[-1]} {verb.name}"
-    places = " ".join(name.upper() for name in names)
+    operands = " ".join(name.upper() for name in names)
     text = (
         f"{summary[0].upper()}{summary[1:]}. This is done on each broker named, or on all that"
         " a lookup daemon knows to have the topic. The names may stand without their flags:"
-        f" martlet {command} {places}."
+        f" martlet {command} {operands}."
     )
-    options = tool.options(command, text, kind, argv, places, names)
-    place = place_of(options)
+    options = tool.options(command, text, kind, argv, operands, names)
+    target = names_of(options)
     is_safe = not verb.drops or getattr(options, "force", False)
 
     async def act() -> Answers[None]:
         async with options.admin() as admin:
-            return await (_act(admin, verb, options) if is_safe else _losses(admin, verb, place))
+            return await (_act(admin, verb, options) if is_safe else _losses(admin, verb, target))
 
     return tool.run_at_each(
         act,
-        lambda _done: f"{_words(place)} {verb.done}",
-        lambda error: way_out(error, place) if verb is CREATE else error.why,
+        lambda _done: f"{_words(target)} {verb.done}",
+        lambda error: way_out(error, target) if verb is CREATE else error.why,
     )

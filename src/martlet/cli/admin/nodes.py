@@ -34,8 +34,8 @@ async def nodes(options: InventoryOptions) -> Inventory:
         answers = await tool.settled(admin.nodes.list())
         copies = await copies_of(admin)
     has_daemons = bool(options.lookupd_http_addresses)
-    found = distinct_nodes(answers) if has_daemons else answers.joined()
-    return Inventory([*map(asdict, found)], [*answers.errors.values()], copies)
+    nodes = distinct_nodes(answers) if has_daemons else answers.joined()
+    return Inventory([*map(asdict, nodes)], [*answers.errors.values()], copies)
 
 
 async def copies_of(admin: Admin) -> Sequence[Copies]:
@@ -46,17 +46,17 @@ async def copies_of(admin: Admin) -> Sequence[Copies]:
         return []  # Lookup daemons may know none, or only such as have ended.
 
 
-def node_lines(found: Iterable[Fields]) -> list[str]:
+def node_lines(nodes: Iterable[Fields]) -> list[str]:
     """Format brokers as text."""
     rows: list[tuple[str, ...]] = [
         ("ADDRESS", "TCP", "HTTP", "VERSION", "TOPICS", "HOST", "KNOWN TO", "HIDDEN TOPICS")
     ]
-    for each in found:
-        ports = str(each["tcp_port"]), str(each["http_port"])
-        known = " ".join(each["lookup_daemons"]) or "-"
-        hidden = " ".join(each["tombstones"]) or "-"
-        version, topics = each["version"], str(len(each["topics"]))
+    for node in nodes:
+        ports = str(node["tcp_port"]), str(node["http_port"])
+        daemons = " ".join(node["lookup_daemons"]) or "-"
+        hidden = " ".join(node["tombstones"]) or "-"
+        version, topics = node["version"], str(len(node["topics"]))
         rows.append(
-            (each["broadcast_address"], *ports, version, topics, each["hostname"], known, hidden)
+            (node["broadcast_address"], *ports, version, topics, node["hostname"], daemons, hidden)
         )
     return laid_out(rows, (1, 2, 4))

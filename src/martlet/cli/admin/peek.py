@@ -67,7 +67,7 @@ async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
             limit=options.limit or None,
             max_body_bytes=options.max_body_bytes,
         ):
-            yield [{"broker": page.broker, **each.fields} for each in page.items]
+            yield [{"broker": page.broker, **message.fields} for message in page.items]
 
 
 def table(messages: list[Fields]) -> Table:
@@ -117,7 +117,7 @@ def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
 def _carried(message: Fields) -> str:
     properties = message.get("properties", {})
     texts = [properties.get("tag", ""), *properties.get("keys", ())]
-    return ", ".join(printable(each) for each in texts if each)
+    return ", ".join(printable(text) for text in texts if text)
 
 
 def _body(message: Fields) -> str:

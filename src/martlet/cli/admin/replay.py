@@ -90,11 +90,11 @@ def describe(options: ReplayOptions, answer: ReplayResult) -> str:
     """Format a broker's answer."""
     what = "begins at" if options.new_channel else "is set back to"
     if "queues" in answer.fields:
-        places = ", ".join(f"{each.offset} of queue {each.queue}" for each in answer.queues)
+        offsets = ", ".join(f"{queue.offset} of queue {queue.queue}" for queue in answer.queues)
     else:
-        places = str(answer.queues[0].offset)
+        offsets = str(answer.queues[0].offset)
     return (
-        f"channel {options.channel} of topic {options.topic} {what} offset {places};"
+        f"channel {options.channel} of topic {options.topic} {what} offset {offsets};"
         f" {counted(answer.message_count, 'message')} from there on"
     )
 

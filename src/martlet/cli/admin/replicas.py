@@ -91,8 +91,10 @@ class ReplicasOptions(MetadataOptions, LogOptions):
         require_names("replica", self.replicas)
         min_count, max_count = _COUNTS[self.action]
         if not min_count <= len(self.replicas) <= max_count:
-            wanted = {0: "no replica", 1: "one replica"}.get(max_count, "the names of the replicas")
-            raise OptionError(f"{self.action} takes {wanted}, not {len(self.replicas)}")
+            expected = {0: "no replica", 1: "one replica"}.get(
+                max_count, "the names of the replicas"
+            )
+            raise OptionError(f"{self.action} takes {expected}, not {len(self.replicas)}")
         if self.action == "set" and self.copies is None and self.min_in_sync is None:
             raise OptionError("set what: give --copies or --min-in-sync")
         if self.action == "force" and not self.accept_loss:
@@ -179,37 +181,37 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         return show_lines(seen, silent, time.time())
     before = (await operations.read()).replica_set
     if options.action == "create":
-        found = await operations.create(
+        replica_set = await operations.create(
             names, copies=options.copies, min_in_sync=options.min_in_sync
         )
         done = f"made the replica set of {', '.join(names)}"
     elif options.action == "add":
-        found = await operations.add(names[0])
+        replica_set = await operations.add(names[0])
         done = f"added {names[0]}: it comes into sync once it has copied the log"
     elif options.action == "remove":
-        found = await operations.remove(names[0])
+        replica_set = await operations.remove(names[0])
         done = f"removed {names[0]}: stop its process, and delete its data folder"
     elif options.action == "hand-over":
-        found = await operations.hand_over(*names)
-        done = f"{found.primary} is the primary"
+        replica_set = await operations.hand_over(*names)
+        done = f"{replica_set.primary} is the primary"
     elif options.action == "force":
-        found = await operations.force(names[0])
+        replica_set = await operations.force(names[0])
         done = f"{names[0]} becomes the primary"
-        if before is not None and before.min_in_sync > found.min_in_sync:
+        if before is not None and before.min_in_sync > replica_set.min_in_sync:
             done += (
                 ", and takes messages alone: once others are in sync, give `martlet replicas set"
                 f" --min-in-sync={before.min_in_sync}`"
             )
     elif options.action == "recreate":
-        found = await operations.recreate(names, min_in_sync=options.min_in_sync)
-        await operations.until_primary(found)
+        replica_set = await operations.recreate(names, min_in_sync=options.min_in_sync)
+        await operations.until_primary(replica_set)
         done = f"made the replica set of {', '.join(names)} anew, and it has a primary"
     else:
-        found = await operations.set(copies=options.copies, min_in_sync=options.min_in_sync)
+        replica_set = await operations.set(copies=options.copies, min_in_sync=options.min_in_sync)
         done = "set"
     if options.json:
-        return [json_line(_fields(Seen(found, 0, {}), {}))]
-    return changed_lines(done, before, found)
+        return [json_line(_fields(Seen(replica_set, 0, {}), {}))]
+    return changed_lines(done, before, replica_set)
 
 
 def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> list[str]:
@@ -262,12 +264,12 @@ async def unreachable(seen: Seen) -> dict[str, str]:
     that was just killed said lasts for 3 s.
     """
     addresses = {
-        name: each.address
-        for name, each in seen.presences.items()
-        if each.address and each.broker  # It does not listen before it knows its broker.
+        name: presence.address
+        for name, presence in seen.presences.items()
+        if presence.address and presence.broker  # It does not listen before it knows its broker.
     }
-    found = await asyncio.gather(*map(_why_unreachable, addresses.values()))
-    return {name: why for name, why in zip(addresses, found, strict=True) if why}
+    reasons = await asyncio.gather(*map(_why_unreachable, addresses.values()))
+    return {name: why for name, why in zip(addresses, reasons, strict=True) if why}
 
 
 async def _why_unreachable(address: str) -> str:
@@ -286,19 +288,19 @@ async def _why_unreachable(address: str) -> str:
 
 
 def _fields(seen: Seen, silent: Mapping[str, str]) -> dict[str, object]:
-    found = seen.replica_set
+    replica_set = seen.replica_set
     return {
-        "broker_id": found.broker if found else None,
-        "epoch": found.epoch if found else None,
-        "primary": found.primary if found else None,
-        "wanted_copies": found.wanted_copies if found else None,
-        "min_in_sync": found.min_in_sync if found else None,
+        "broker_id": replica_set.broker if replica_set else None,
+        "epoch": replica_set.epoch if replica_set else None,
+        "primary": replica_set.primary if replica_set else None,
+        "wanted_copies": replica_set.wanted_copies if replica_set else None,
+        "min_in_sync": replica_set.min_in_sync if replica_set else None,
         "replicas": [
             {
                 "replica": name,
-                "address": found.replicas[name] if found and name in found.replicas else "",
-                "is_member": found is not None and name in found.replicas,
-                "is_in_sync": found is not None and name in found.in_sync,
+                "address": replica_set.replicas.get(name, "") if replica_set else "",
+                "is_member": replica_set is not None and name in replica_set.replicas,
+                "is_in_sync": replica_set is not None and name in replica_set.in_sync,
                 "is_running": name in seen.presences and name not in silent,
                 **(
                     {
@@ -326,24 +328,18 @@ def _names(seen: Seen) -> list[str]:
 
 
 def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]:
-    """Format a replica set as text.
-
-    Args:
-        seen: what the metadata store has.
-        silent: why replicas could not be reached, by name.
-        now_s: the time, in seconds since 1970.
-    """
-    found = seen.replica_set
-    head = _head(found, seen, silent, now_s)
+    """Format a replica set as text."""
+    replica_set = seen.replica_set
+    head = _head(seen, silent, now_s)
     rows: list[tuple[str, ...]] = [
         ("REPLICA", "ROLE", "IN SYNC", "EPOCH", "LAG", "ADDRESS", "PROBLEM")
     ]
-    primary = seen.presences.get(found.primary or "") if found is not None else None
+    primary = seen.presences.get(replica_set.primary or "") if replica_set is not None else None
     for name in _names(seen):
         presence = seen.presences.get(name)
-        is_member = found is not None and name in found.replicas
-        address = found.replicas[name] if found is not None and is_member else ""
-        is_in_sync = "yes" if found is not None and name in found.in_sync else "no"
+        is_member = replica_set is not None and name in replica_set.replicas
+        address = replica_set.replicas[name] if replica_set is not None and is_member else ""
+        is_in_sync = "yes" if replica_set is not None and name in replica_set.in_sync else "no"
         if is_in_sync == "yes" and (presence is None or name in silent):
             is_in_sync = "not reachable"
         if presence is None:
@@ -352,7 +348,7 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
         lag = "-"
         if primary is not None and presence.role == "standby":
             lag = f"{max(0, primary.end_position - presence.end_position)} B"
-        problem = silent.get(name) or presence.problem or _hindrance(found, name, presence)
+        problem = silent.get(name) or presence.problem or _hindrance(replica_set, name, presence)
         rows.append(
             (
                 *(name, presence.role, is_in_sync, str(presence.epoch), lag),
@@ -362,43 +358,44 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
     return [head, "", *laid_out(rows, (3, 4))]
 
 
-def _hindrance(found: ReplicaSet | None, name: str, presence: Presence) -> str:
+def _hindrance(replica_set: ReplicaSet | None, name: str, presence: Presence) -> str:
     """Say why a replica that sees no problem does not count; empty where it counts."""
-    if found is None:
+    if replica_set is None:
         return ""
-    if name not in found.replicas:
+    if name not in replica_set.replicas:
         return "it is not in the replica set"
-    if name in found.leaving:
+    if name in replica_set.leaving:
         return (
             f"its removal was begun: finish it with `martlet replicas remove {name}`, or keep it"
             f" with `martlet replicas add {name}`"
         )
     if not presence.is_whole:
         return "it catches up"
-    if name in found.in_sync:
+    if name in replica_set.in_sync:
         return ""
     return "the primary does not hear from it, or waits until it has the whole log"
 
 
-def _head(found: ReplicaSet | None, seen: Seen, silent: Mapping[str, str], now_s: float) -> str:
-    if found is None:
+def _head(seen: Seen, silent: Mapping[str, str], now_s: float) -> str:
+    replica_set = seen.replica_set
+    if replica_set is None:
         if any(presence.epoch for presence in seen.presences.values()):
             return LOST_REPLICA_SET
         return no_replica_set(seen.presences)
-    primary = seen.presences.get(found.primary or "")
-    running = found.in_sync & seen.presences.keys() - silent.keys()
-    if primary is None or primary.role != "primary" or found.primary in silent:
+    primary = seen.presences.get(replica_set.primary or "")
+    running = replica_set.in_sync & seen.presences.keys() - silent.keys()
+    if primary is None or primary.role != "primary" or replica_set.primary in silent:
         return (
-            f"broker {found.broker}: no primary in epoch {found.epoch};"
-            f" {len(running)} of {len(found.in_sync)} replicas that were in sync are running, and"
-            f" {found.quorum.answers_needed} are needed to elect one"
+            f"broker {replica_set.broker}: no primary in epoch {replica_set.epoch};"
+            f" {len(running)} of {len(replica_set.in_sync)} replicas that were in sync are running,"
+            f" and {replica_set.quorum.answers_needed} are needed to elect one"
         )
-    lost = sorted(found.in_sync - running)
+    lost = sorted(replica_set.in_sync - running)
     but = f" ({', '.join(lost)} not reachable)" if lost else ""
     since = f" for {age(now_s - primary.began_s)}" if primary.began_s else ""
     return (
-        f"broker {found.broker}: {found.primary or 'no replica'} is primary of epoch"
-        f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync{but},"
-        f" {counted(found.wanted_copies, 'copy', 'copies')} of each message, at least"
-        f" {found.min_in_sync} in sync"
+        f"broker {replica_set.broker}: {replica_set.primary or 'no replica'} is primary of epoch"
+        f" {replica_set.epoch}{since}; {len(replica_set.in_sync)} of {len(replica_set.replicas)} in"
+        f" sync{but}, {counted(replica_set.wanted_copies, 'copy', 'copies')} of each message,"
+        f" at least {replica_set.min_in_sync} in sync"
     )

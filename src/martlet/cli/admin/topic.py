@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from martlet.cli import tool
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import (
-    Fields,
-    Inventory,
-    ListOptions,
-    from_topics,
-    paused_name,
-    show_inventory,
-)
+from martlet.cli.admin.inventory import Fields, list_topics, paused_name
 from martlet.cli.admin.manage import (
     DELETE,
     EMPTY,
@@ -69,39 +62,30 @@ def create(argv: Sequence[str]) -> int:
 LIST = "list the topics of each broker with their counts, or one of them"
 
 
-def list_all(argv: Sequence[str]) -> int:
-    """List topics; return the exit code of the process."""
-    return show_inventory(
-        "topic list", "topics", f"{LIST.capitalize()}.", ListOptions, _list, topic_lines, argv
-    )
-
-
-async def _list(options: ListOptions) -> Inventory:
-    return await from_topics(options, _topics)
-
-
 def _topics(topic: TopicStats) -> Iterator[Fields]:
     yield {
         "topic": topic.topic,
         "queues": topic.queue_count,
-        "channels": [each.channel for each in topic.channels],
+        "channels": [channel.channel for channel in topic.channels],
         "depth": topic.depth,
         "messages": topic.message_count,
         "paused": topic.is_paused,
     }
 
 
-def topic_lines(found: Iterable[Fields]) -> list[str]:
+def topic_lines(topics: Iterable[Fields]) -> list[str]:
     """Format topics as text."""
     rows: list[tuple[str, ...]] = [("TOPIC", "QUEUES", "CHANNELS", "DEPTH", "MESSAGES", "BROKER")]
-    for each in found:
-        counts = each["queues"], len(each["channels"]), each["depth"], each["messages"]
-        rows.append((paused_name(each, "topic"), *map(str, counts), each["broker"]))
+    for topic in topics:
+        counts = topic["queues"], len(topic["channels"]), topic["depth"], topic["messages"]
+        rows.append((paused_name(topic, "topic"), *map(str, counts), topic["broker"]))
     return laid_out(rows, (1, 2, 3, 4))
 
 
 ACTIONS = {
-    "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
+    "list": ManageAction(
+        list_topics("topic", LIST, _topics, topic_lines), "[TOPIC] [--json]", LIST
+    ),
     "create": ManageAction(create, "TOPIC [--queues=N]", "create a topic, or give it more queues"),
     "pause": change(
         PAUSE, TopicOptions, "keep the messages of a topic from its channels; they wait"

@@ -64,10 +64,11 @@ async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | AdminEr
     method: Any = getattr(TransactionAdmin, options.action)
     kind = options.operations[options.action].request
     async with options.admin() as admin:
-        for each in options.id:
-            answers = await tool.settled(method.run(admin.http, options.request(kind, id=each)))
+        for transaction_id in options.id:
+            request = options.request(kind, id=transaction_id)
+            answers = await tool.settled(method.run(admin.http, request))
             for url, answer in answers.values.items():
-                yield {"broker": url, "id": each, **answer.fields}
+                yield {"broker": url, "id": transaction_id, **answer.fields}
             for error in answers.failures.values():
                 yield error
             if not answers.values and not answers.failures:
@@ -148,10 +149,10 @@ def main(argv: Sequence[str]) -> int:
         request = options.request(ListedTransactions)
         async with options.admin() as admin:
             answers = (await TransactionAdmin.list.run(admin.http, request)).check()
-        found = [
-            {"broker": url, **each.fields} for url, some in answers.values.items() for each in some
+        listed = [
+            {"broker": url, **one.fields} for url, some in answers.values.items() for one in some
         ]
-        lines = list(map(json_line, found)) if options.json else rows(found, _now_ms())
+        lines = list(map(json_line, listed)) if options.json else rows(listed, _now_ms())
         await output.print(lines)
         if not (lines or options.json):
             of = f" of group {request.group}" if request.group else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Sequence
 
 from martlet.cli import start
@@ -29,31 +28,10 @@ def main(argv: Sequence[str]) -> int:
     command = start.arguments("admin", DESCRIPTION, AdminOptions)
     options = start.options(command, AdminOptions, argv, lambda _options: [start.version()])
     replace_standard_streams()
-    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
-        return runner.run(_serve(options))
-
-
-async def _serve(options: AdminOptions) -> int:
     try:
         from martlet.admin.server import AdminServer
     except ImportError as error:
         log.critical("the admin page wants %s: %s", error.name, how_to_install("admin"))
         return 1
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        server = AdminServer(options, log)
-        await server.start()
-    except OSError as error:
-        log.critical("%s", error)
-        return 1
-    try:
-        service.notify(service.READY)
-        await stopping.wait()
-        service.notify(service.STOPPING)
-    finally:
-        await server.stop()
-    log.info("bye")
-    return 0
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(service.serve(lambda: AdminServer(options, log)))

@@ -1,4 +1,4 @@
-"""Notify the service manager that started a server of its state.
+"""Run a server until a signal, and notify the service manager that started it of its state.
 
 systemd starts dependent services once a server has reported that it is ready (``Type=notify``), and
 so does ``martlet up``.  A notification is a datagram to the Unix socket that ``NOTIFY_SOCKET``
@@ -7,8 +7,17 @@ names; a name that begins with ``@`` has no file.  Without the variable there is
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import signal
 import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from martlet.cli import start
+
+_log = logging.getLogger(start.ROOT)
 
 READY = "READY=1"
 """The server listens on all its addresses."""
@@ -30,3 +39,35 @@ def notify(state: str) -> None:
             sock.sendto(state.encode(), socket.MSG_DONTWAIT, address)
     except OSError:
         return
+
+
+class StoppableServer(Protocol):
+    """A process that listens until it is stopped."""
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+
+    async def stop(self) -> None:
+        """Stop listening, and end all requests."""
+
+
+async def serve(make: Callable[[], StoppableServer]) -> int:
+    """Run a server until SIGTERM or SIGINT; return the exit code of the process."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        server = make()
+        await server.start()
+    except OSError as error:
+        _log.critical("%s", error)
+        return 1
+    try:
+        notify(READY)
+        await stopping.wait()
+        notify(STOPPING)
+    finally:
+        await server.stop()
+    _log.info("bye")
+    return 0

@@ -57,20 +57,20 @@ def main(argv: Sequence[str]) -> int:
     try:
         secret = _replica_secret(options, argv[at + 1 :])
         added = [f"--replica-secret-file={secret}"] if secret else []
-        found = plan(options, (*added, *argv[at + 1 :]))
-        _check(found, argv[at + 1 :])
-        _check_replicas(options, found)
-        for server in found.brokers:
+        servers = plan(options, (*added, *argv[at + 1 :]))
+        _check(servers, argv[at + 1 :])
+        _check_replicas(options, servers)
+        for server in servers.brokers:
             _make(server.folder)
         if secret:
             make_secret(secret)
     except (OptionError, OSError) as error:
         _log.critical("%s", error)
         return start.WRONG if isinstance(error, OptionError) else 1
-    for folder in _not_served(Path(options.data_path), found):
+    for folder in _not_served(Path(options.data_path), servers):
         _log.warning("%s holds messages of a broker that is not started: see --workers", folder)
     with tempfile.TemporaryDirectory(prefix="martlet-up-") as sockets:
-        supervisor = _supervisor(options, found, Path(sockets))
+        supervisor = _supervisor(options, servers, Path(sockets))
         code = tool.run(supervisor.run, supervisor.stop)
     if code == 0:
         _log.info("bye")
@@ -100,8 +100,8 @@ def _make(folder: Path) -> None:
         raise refusal(folder, error) from error
 
 
-def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervisor:
-    width = max(len(server.name) for server in found.servers)
+def _supervisor(options: UpOptions, servers: ServerPlan, sockets: Path) -> Supervisor:
+    width = max(len(server.name) for server in servers.servers)
     start.set_up_logging(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
 
     def show(name: str, line: bytes) -> None:
@@ -116,58 +116,58 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
         )
 
     return Supervisor(
-        [[child(each) for each in group] for group in (found.lookup, found.brokers, found.admin)],
+        [list(map(child, group)) for group in (servers.lookup, servers.brokers, servers.admin)],
         options.stop_timeout_ns / 1e9,
-        lambda: _print_ready(options, found),
+        lambda: _print_ready(options, servers),
         lambda: service.notify(service.STOPPING),
     )
 
 
-def _print_ready(options: UpOptions, found: ServerPlan) -> None:
+def _print_ready(options: UpOptions, servers: ServerPlan) -> None:
     rows = [["", "TCP", "HTTP", "data"]]
-    for server in found.servers:
-        folder = str(server.folder) if server in found.brokers else ""
+    for server in servers.servers:
+        folder = str(server.folder) if server in servers.brokers else ""
         rows.append([server.name, server.tcp_address, server.http_address, folder])
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     lines = []
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
-    lines += [f"the admin page is at http://{server.http_address}/" for server in found.admin]
+    lines += [f"the admin page is at http://{server.http_address}/" for server in servers.admin]
     if options.replicas > 1:
         lines.append(f"martlet replicas show --metadata={options.metadata_address}")
     print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
     service.notify(service.READY)
 
 
-def _check(found: ServerPlan, added: Sequence[str]) -> None:
+def _check(servers: ServerPlan, added: Sequence[str]) -> None:
     """Check the servers' arguments before any is started.
 
     Raises:
         OptionError: they are invalid.
     """
-    if any(each.startswith("-") and _name_of(each) == "config" for each in added):
+    if any(word.startswith("-") and _name_of(word) == "config" for word in added):
         raise OptionError("--config after --: name the brokers' config file with --broker-config")
     values, _ = broker.arguments().read(added)
     for name in _OURS:
         if BrokerOptions.flags()[name].field in values:
             raise OptionError(f"--{name} after -- is a flag of martlet up: put it before the --")
-    for server in found.brokers:
+    for server in servers.brokers:
         values, _ = broker.arguments().read(server.arguments[1:])
         BrokerOptions(**values)
     command = start.arguments("lookup", lookup.DESCRIPTION, LookupOptions)
-    for server in found.lookup:
+    for server in servers.lookup:
         values, _ = command.read(server.arguments[1:])
         LookupOptions(**values)
     command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
-    for server in found.admin:
+    for server in servers.admin:
         values, _ = command.read(server.arguments[1:])
         AdminOptions(**values)
 
 
-def _check_replicas(options: UpOptions, found: ServerPlan) -> None:
+def _check_replicas(options: UpOptions, servers: ServerPlan) -> None:
     """Check that no broker with replicas is started without them. Raises OptionError."""
-    for server in found.brokers:
+    for server in servers.brokers:
         if options.replicas == 1 and (server.folder / REPLICA_NOTE).exists():
             others = len(list(server.folder.parent.glob(f"{server.folder.name}.?")))
             raise OptionError(
@@ -180,8 +180,8 @@ def _name_of(argument: str) -> str:
     return argument.lstrip("-").partition("=")[0]
 
 
-def _not_served(folder: Path, found: ServerPlan) -> list[Path]:
+def _not_served(folder: Path, servers: ServerPlan) -> list[Path]:
     """Return folders with the log of a broker that is not started."""
-    served = {server.folder for server in found.brokers}
+    served = {server.folder for server in servers.brokers}
     folders = [folder, *sorted(folder.glob("broker-*"))]
-    return [each for each in folders if each not in served and (each / "log").is_dir()]
+    return [folder for folder in folders if folder not in served and (folder / "log").is_dir()]

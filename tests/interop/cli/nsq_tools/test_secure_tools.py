@@ -54,10 +54,10 @@ def martlet(name: str, *arguments: str, input: bytes = b"") -> subprocess.Comple
 
 def test_messages_go_through_the_tools(broker: BrokerProcess, secure: list[str]) -> None:
     where = [f"--nsqd-tcp-address={broker.tcp_address}", "--topic=orders"]
-    producer = [f"--producer-opt={each}" for each in (*secure, "snappy", "auth_secret,all")]
+    producer = [f"--producer-opt={opt}" for opt in (*secure, "snappy", "auth_secret,all")]
     done = martlet("pub", *where, *producer, input=b"one\ntwo\nthree\n")
     assert done.returncode == 0, done.stderr.decode()
-    consumer = [f"--consumer-opt={each}" for each in (*secure, "deflate", "auth_secret,all")]
+    consumer = [f"--consumer-opt={opt}" for opt in (*secure, "deflate", "auth_secret,all")]
     done = martlet(
         "tail", *where, *consumer, "--channel=c", "-n=3", "--consumer-opt=max_attempts,9"
     )
@@ -79,10 +79,10 @@ def test_a_refusal_ends_a_tool(
 ) -> None:
     where = [f"--nsqd-tcp-address={broker.tcp_address}", "--topic=orders"]
     runs = {
-        "pub": [f"--producer-opt={each}" for each in (*secure, *opts)],
+        "pub": [f"--producer-opt={opt}" for opt in (*secure, *opts)],
         "to-file": [
             f"--output-dir={tmp_path}",
-            *(f"--consumer-opt={each}" for each in (*secure, *opts)),
+            *(f"--consumer-opt={opt}" for opt in (*secure, *opts)),
         ],
     }
     for name, flags in runs.items():

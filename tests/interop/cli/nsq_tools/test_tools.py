@@ -61,16 +61,20 @@ def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
         stats = json.load(response)
     return {
         channel["channel_name"]: channel
-        for each in stats["topics"] or ()
-        if each["topic_name"] == topic
-        for channel in each["channels"]
+        for row in stats["topics"] or ()
+        if row["topic_name"] == topic
+        for channel in row["channels"]
     }
 
 
 def message_count(broker: BrokerProcess, topic: str) -> int:
     with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
         topics = json.load(response)["topics"] or ()
-    return sum(each["message_count"] for each in topics if each["topic_name"] == topic)
+    return sum(
+        stats_of_topic["message_count"]
+        for stats_of_topic in topics
+        if stats_of_topic["topic_name"] == topic
+    )
 
 
 def publish(broker: BrokerProcess, topic: str, lines: list[bytes], *flags: str) -> None:
@@ -156,9 +160,9 @@ def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: P
             *("-nsqd-tcp-address", second.tcp_address, str(tmp_path / "lines")),
         )
         assert done.returncode == 0, done.stderr.decode()
-        for each in (broker, second):
+        for one in (broker, second):
             with urllib.request.urlopen(
-                f"http://{each.http_address}/stats?format=json&topic=t"
+                f"http://{one.http_address}/stats?format=json&topic=t"
             ) as response:
                 (topic,) = json.load(response)["topics"]
             assert topic["depth"] == 3

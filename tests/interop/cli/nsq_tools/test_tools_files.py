@@ -24,13 +24,13 @@ _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 
 def whole_frames(data: bytes) -> bytes:
     """Return the readable part of a zstd file, up to the frame being written."""
-    found = b""
+    content = b""
     for piece in data.split(_ZSTD_MAGIC)[1:]:
         try:
-            found += bytes(cramjam.zstd.decompress(_ZSTD_MAGIC + piece))
+            content += bytes(cramjam.zstd.decompress(_ZSTD_MAGIC + piece))
         except cramjam.DecompressionError:
             break
-    return found
+    return content
 
 
 broker = brokers.process()

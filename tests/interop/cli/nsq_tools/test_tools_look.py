@@ -64,10 +64,10 @@ def fill(broker: BrokerProcess, topic: str, count: int, channel: str = "c") -> N
 
 def test_peek_shows_tags_and_keys_where_there_are_any(broker: BrokerProcess, tool: Tool) -> None:
     fill(broker, "marked", 1)
-    asked = Request(f"http://{broker.http_address}/pub?topic=marked", data=b"tea")
-    asked.add_header("X-Martlet-Tag", "eu")
-    asked.add_header("X-Martlet-Key", "order-17")
-    with urlopen(asked):
+    request = Request(f"http://{broker.http_address}/pub?topic=marked", data=b"tea")
+    request.add_header("X-Martlet-Tag", "eu")
+    request.add_header("X-Martlet-Key", "order-17")
+    with urlopen(request):
         pass
     shown = tool("peek", "marked", "c", f"--nsqd-http-address={broker.http_address}").out
     head, plain, marked = shown.splitlines()
@@ -167,8 +167,8 @@ def test_brokers_are_found_by_lookup(tool: Tool) -> None:
     with LookupProcess() as lookup:
         flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
         with BrokerProcess(None, *flags) as one, BrokerProcess(None, *flags) as two:
-            for each in (one, two):
-                fill(each, "t", 2)
+            for one_process in (one, two):
+                fill(one_process, "t", 2)
             until(lambda: len(ask(lookup.http_address, "/lookup?topic=t")["producers"]) == 2)
             where = f"--lookupd-http-address={lookup.http_address}"
             lines = tool("peek", "t", "c", where, "--json").out.splitlines()

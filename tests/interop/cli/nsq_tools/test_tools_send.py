@@ -116,7 +116,7 @@ async def test_an_answer_that_ends_early_is_a_failure(
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         async with at_work(to_http(broker, "early", post_urls=(url,))):
             await done(broker, "early", "nsq_to_http")
-    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
     assert "it hung up without a complete answer; attempt 1" in errors[0]
     assert "attempt 2" in errors[1]
@@ -135,7 +135,9 @@ async def test_a_redirect_of_a_post_has_the_message_with_it(
         moved.location = to.url + "/moved"
         async with at_work(to_http(broker, topic, post_urls=(moved.url,))):
             await done(broker, topic, "nsq_to_http")
-        errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        errors = [
+            record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
+        ]
         if status in (307, 308):
             assert [(one.method, one.path, one.body) for one in to.asked] == [
                 ("POST", "/moved", b"x")
@@ -438,7 +440,7 @@ async def test_a_server_that_is_down_is_logged_once_however_many_messages_wait(
             lines = [line for line in caplog.messages if line.startswith(f"{prefix}: ")]
             assert len(lines) == 1
             assert "connection refused; is a " in lines[0]
-            assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+            assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_one_message_that_is_refused_does_not_hold_up_the_others(
@@ -480,7 +482,9 @@ def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> No
             *("relay", "--topic=kill", source, "--max-in-flight=50"),
             *(f"--destination-nsqd-tcp-address={broker.tcp_address}", "--destination-topic=killed"),
         )
-        first = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in (sender, passer)]
+        first = [
+            subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in (sender, passer)
+        ]
         until(lambda: len(sink.taken) > 50)
         for process in first:
             process.kill()
@@ -496,14 +500,14 @@ def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> No
 def stored_all(broker: BrokerProcess, topic: str, channel: str = "look") -> list[bytes]:
     """Return the unfinished messages of a channel; of a new one, those of its topic."""
     ask(broker.http_address, f"/channel/create?topic={topic}&channel={channel}", "POST")
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     offset: int | None = 0
     while offset is not None:
         path = f"/channel/peek?topic={topic}&channel={channel}&limit=1000&offset={offset}"
         page = ask(broker.http_address, path)
-        found += [message["body"].encode() for message in page["messages"]]
+        bodies += [message["body"].encode() for message in page["messages"]]
         offset = page["next_offset"]
-    return found
+    return bodies
 
 
 WRONG_HTTP: list[tuple[dict[str, Any], str]] = [

@@ -9,7 +9,7 @@ from martlet.options.flag import OptionError
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("fields", "why"),
     [
         ({"action": "list"}, "--topic is missing"),
         ({"topic": "t"}, "name an action: list or cancel"),
@@ -22,6 +22,6 @@ from martlet.options.flag import OptionError
         ({"action": "list", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
     ],
 )
-def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
+def test_wrong_options_are_refused(fields: dict[str, object], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **given)  # type: ignore[arg-type]
+        DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **fields)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ FOUND = ReplicaSet.first("a", ADDRESSES, broker="id").elected("a").with_in_sync(
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("fields", "why"),
     [
         ({"action": "shwo"}, "there is no action 'shwo'; did you mean 'show'"),
         ({"action": "show", "metadata": ""}, "the metadata store is missing: give --metadata"),
@@ -36,9 +36,9 @@ FOUND = ReplicaSet.first("a", ADDRESSES, broker="id").elected("a").with_in_sync(
         ({"action": "remove", "replicas": ("a b",)}, "--replica=a b is not valid"),
     ],
 )
-def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
+def test_wrong_options_are_refused(fields: dict[str, object], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        ReplicasOptions(**({"metadata": "sqlite:x"} | given))  # type: ignore[arg-type]
+        ReplicasOptions(**({"metadata": "sqlite:x"} | fields))  # type: ignore[arg-type]
 
 
 def test_a_replica_set_is_shown() -> None:
@@ -95,7 +95,7 @@ def test_the_replica_that_is_to_make_the_set_is_named(
     presences: dict[str, Presence], head: str
 ) -> None:
     """`martlet replicas create` would leave it out."""
-    said = {name: replace(each, problem=head) for name, each in presences.items()}
+    said = {name: replace(presence, problem=head) for name, presence in presences.items()}
     first, *_, last = show_lines(Seen(None, 0, said), {}, 1300)
     assert first == head
     assert "waiting" in last
@@ -277,14 +277,14 @@ def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(
     with socket.create_server(("127.0.0.1", 0)) as alive, socket.socket() as killed:
         killed.bind(("127.0.0.1", 0))  # Nothing listens there.
         addresses = {
-            name: f"127.0.0.1:{each.getsockname()[1]}"
-            for name, each in (("a", alive), ("b", killed))
+            name: f"127.0.0.1:{replica.getsockname()[1]}"
+            for name, replica in (("a", alive), ("b", killed))
         }
 
         async def write() -> None:
             store = SqliteStore(path, "martlet")
-            found = ReplicaSet.first("a", addresses, broker="id").elected("a")
-            assert await store.swap(found.with_in_sync(frozenset("ab")), 0)
+            replica_set = ReplicaSet.first("a", addresses, broker="id").elected("a")
+            assert await store.swap(replica_set.with_in_sync(frozenset("ab")), 0)
             for name, role in (("a", "primary"), ("b", "standby")):
                 await store.announce(
                     name, Presence(1, role=role, address=addresses[name], broker="id")

@@ -123,8 +123,8 @@ def test_wrong_options_are_named(texts: list[str], says: str) -> None:
 
 
 def test_options_without_effect_are_reported() -> None:
-    found = without_effect("consumer-opt", read("max_attempts,9", "read_timeout,1s", "snappy"))
-    assert [(flag.name, value) for flag, value in found] == [("consumer-opt read_timeout", 10**9)]
+    flags = without_effect("consumer-opt", read("max_attempts,9", "read_timeout,1s", "snappy"))
+    assert [(flag.name, value) for flag, value in flags] == [("consumer-opt read_timeout", 10**9)]
 
 
 def test_the_tools_take_them() -> None:

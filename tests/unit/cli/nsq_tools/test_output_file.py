@@ -53,15 +53,15 @@ def hour(now_s: float) -> str:
 
 def whole_members(data: bytes) -> bytes:
     """Return the readable part of a compressed file, up to the member being written."""
-    found = b""
+    content = b""
     while data:
         member = zlib.decompressobj(wbits=31)
         text = member.decompress(data)
         if not member.eof:
             break
-        found += text
+        content += text
         data = member.unused_data
-    return found
+    return content
 
 
 def test_a_plain_file_has_no_number_and_is_gone_on_with(tmp_path: Path) -> None:

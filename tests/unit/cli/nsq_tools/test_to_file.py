@@ -23,10 +23,10 @@ def writers(folder: Path, broker: ScriptedBroker, **changes: Any) -> ToFile:
 
 async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> None:
     """A topic found then is not begun: nothing would stop it any more."""
-    asked, go = asyncio.Event(), asyncio.Event()
+    requested, go = asyncio.Event(), asyncio.Event()
 
     async def lookup(_request: web.BaseRequest) -> web.Response:
-        asked.set()
+        requested.set()
         await go.wait()
         return web.json_response({"topics": ["late"], "producers": []})
 
@@ -42,7 +42,7 @@ async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> 
             lookupd_http_addresses=(daemon,),
         )
         running = asyncio.create_task(some.run())
-        await asked.wait()
+        await requested.wait()
         some.stop()
         go.set()
         await running
