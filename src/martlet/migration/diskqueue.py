@@ -10,9 +10,9 @@
     a file:     size i32 | message | size i32 | message ...               numbers are big-endian
     a message:  timestamp i64 ns | attempts u16 | id, 16 hexadecimal digits | body
 
-What is before the place read was consumed.  What is behind the place written, which a kill leaves
-behind, is there all the same.  nsqd gives a file up at the first size that cannot be; here the next
-message behind it is looked for, and what lies between is reported.
+What lies before the read position was consumed.  A kill may leave messages behind the written
+position: they are read too.  nsqd gives a file up at the first size that cannot be; this reader
+searches for the next message behind it, and reports what lies between.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SIZE = struct.Struct(">i")
 _ID = re.compile(rb"(?=[0-9a-f]{16})")
 _META = re.compile(rb"\s*(-?\d+)\n(-?\d+),(-?\d+)\n(-?\d+),(-?\d+)\n")
 _MAX_FAULTS = 20
-"""The damaged places of a file that are reported one by one."""
+"""The damaged positions of a file that are reported one by one."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,7 @@ class Meta:
 
 
 class QueueFile:
-    """A file of a queue, read through a map.
-
-    Args:
-        path: where it is.
-        start: the byte at which the unread messages begin.
-    """
+    """A file of a queue, read through a map."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
@@ -110,24 +105,24 @@ class QueueFile:
             return
         data, at, end = self.data, self.start, self.size_bytes
         unpack = _SIZE.unpack_from
-        places: list[int] = []
+        positions: list[int] = []
         sizes: list[int] = []
         while at < end:
             size = unpack(data, at)[0] if at + 4 <= end else -1
             behind = at + 4 + size
             if size < HEAD_BYTES or behind > end:
-                found = _next_message(data, at + 1, end)
-                damaged(at, found, _reason(size, end - at))
-                at = found
+                next_at = _next_message(data, at + 1, end)
+                damaged(at, next_at, _reason(size, end - at))
+                at = next_at
                 continue
-            places.append(at + 4)
+            positions.append(at + 4)
             sizes.append(size)
             at = behind
-            if len(places) == _CHUNK:
-                yield np.array(places), np.array(sizes)
-                places, sizes = [], []
-        if places:
-            yield np.array(places), np.array(sizes)
+            if len(positions) == _CHUNK:
+                yield np.array(positions), np.array(sizes)
+                positions, sizes = [], []
+        if positions:
+            yield np.array(positions), np.array(sizes)
 
 
 def _reason(size: int, left: int) -> str:
@@ -189,37 +184,39 @@ class DiskQueue:
         def add_damage(first: int, end: int, reason: str) -> None:
             damaged.append(f"bytes {first} to {end - 1} of {file.size_bytes}: {reason}")
 
-        for places, sizes in file.chunks(add_damage):
-            yield DiskQueueChunk(file, number, places, sizes)
+        for positions, sizes in file.chunks(add_damage):
+            yield DiskQueueChunk(file, number, positions, sizes)
         file.close()
         if is_new and damaged:
             for text in damaged[:_MAX_FAULTS]:
                 findings.unreadable(f"{file.path.name}: {text}")
             if len(damaged) > _MAX_FAULTS:
-                findings.unreadable(f"{file.path.name}: {len(damaged) - _MAX_FAULTS} places more")
+                findings.unreadable(
+                    f"{file.path.name}: {len(damaged) - _MAX_FAULTS} positions more"
+                )
 
 
 class DiskQueueChunk:
     """Some messages of a file.
 
     Attributes:
-        places: where they begin, behind their size; int64.
+        positions: where they begin, behind their size; int64.
         sizes: of the messages with their heads; int64.
     """
 
-    def __init__(self, file: QueueFile, number: int, places: Offsets, sizes: Offsets) -> None:
+    def __init__(self, file: QueueFile, number: int, positions: Offsets, sizes: Offsets) -> None:
         self.file = file
         self.number = number
-        self.places = places
+        self.positions = positions
         self.sizes = sizes
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def _field(self, at: int, length: int) -> Bytes:
         data = np.frombuffer(self.file.data, np.uint8)
-        found: Bytes = data[self.places[:, None] + np.arange(at, at + length)]
-        return found
+        values: Bytes = data[self.positions[:, None] + np.arange(at, at + length)]
+        return values
 
     def times(self) -> Offsets:
         """When they were published, nanoseconds since 1970."""
@@ -247,13 +244,13 @@ class DiskQueueChunk:
         """Copies of their bodies."""
         data = self.file.data
         return [
-            data[place + HEAD_BYTES : place + size]
-            for place, size in zip(self.places.tolist(), self.sizes.tolist(), strict=True)
+            data[position + HEAD_BYTES : position + size]
+            for position, size in zip(self.positions.tolist(), self.sizes.tolist(), strict=True)
         ]
 
     def some(self, which: npt.NDArray[np.bool_] | slice) -> DiskQueueChunk:
         """A part of them."""
-        return DiskQueueChunk(self.file, self.number, self.places[which], self.sizes[which])
+        return DiskQueueChunk(self.file, self.number, self.positions[which], self.sizes[which])
 
 
 def _digits() -> Bytes:
@@ -267,14 +264,7 @@ _DIGITS = _digits()
 
 
 def open_queue(name: str, folder: Path, numbers: list[int], findings: Findings) -> DiskQueue:
-    """The unread part of a queue, by its meta file and the data files that are there.
-
-    Args:
-        name: the queue's, as in the names of its files.
-        folder: nsqd's data folder.
-        numbers: of its data files, rising.
-        findings: problems of the files.
-    """
+    """The unread part of a queue, by its meta file and the data files that are there."""
 
     def path(number: int) -> Path:
         return folder / f"{name}.diskqueue.{number:06d}.dat"

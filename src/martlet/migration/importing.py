@@ -54,17 +54,14 @@ class TopicResult:
 
 @dataclass
 class ImportResult:
-    """The result of an import.
-
-    Attributes:
-        entry: the record that is kept of it.
-        is_new: whether it was done now, and not before.
-        topics: the result for each topic; empty where it was done before.
-    """
+    """The result of an import."""
 
     entry: ImportEntry
+    """The record that is kept of it."""
     is_new: bool
+    """Whether it was done now, and not before."""
     topics: list[TopicResult] = field(default_factory=list)
+    """The result for each topic; empty where it was done before."""
 
 
 @contextmanager
@@ -97,15 +94,7 @@ def _record_findings(restored: RestoredBroker, findings: Findings) -> None:
 
 
 class Importing:
-    """One import.
-
-    Args:
-        broker, storage: where to.
-        folder: where from; it must stay held.
-        progress: called with bytes read, twice for each byte.
-        max_copies: of messages that are compared at once.
-        batch_bytes: of messages that are appended at once.
-    """
+    """One import."""
 
     def __init__(
         self,
@@ -163,11 +152,11 @@ class Importing:
                 " the same files: go on with that one as it was, or remove the broker's data"
                 " folder and begin anew"
             )
-        known = sorted(self._folder.topics.keys() & self._broker.topics.keys())
-        if known:
+        existing = sorted(self._folder.topics.keys() & self._broker.topics.keys())
+        if existing:
             raise ImportRefused(
-                f"the broker has {_some(known)} already; an import makes topics anew: delete them"
-                " there, or give another --data-path"
+                f"the broker has {_some(existing)} already; an import makes topics anew: delete"
+                " them there, or give another --data-path"
             )
 
     # a topic
@@ -236,8 +225,8 @@ class Importing:
         voids: list[tuple[int, int]],
         attempts: dict[int, int],
     ) -> None:
-        known = topic.channels.get(name)
-        if known is not None and known.cursor.next != start:
+        existing = topic.channels.get(name)
+        if existing is not None and existing.cursor.next != start:
             # A power cut took where it stood, and it would get what was never its own.
             topic.delete_channel(name)
         channel = topic.channel(name, start, voids)

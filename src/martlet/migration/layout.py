@@ -5,18 +5,18 @@ Two copies of one message have the same id and the same body, and are stored onc
 
     offsets 0 ..
     | tried | a   | b   | a and b | a | b and c | ... | the topic's own backlog |
-              '---- one part ----'  '-- next --'
+              '---- one stretch ----'  '-- next --'
                                                      '- where every channel has passed its voids
 
-- A *part* is a stretch of ids, which in nsqd rise with time, of so few messages that their ids fit
-  in memory.  Most folders are one part.
-- A *group* is what the very same channels have of a part.  To all others it is a void, which
+- A *stretch* is a run of ids, which in nsqd rise with time, of so few messages that their ids fit
+  in memory.  Most folders are one stretch.
+- A *group* is what the very same channels have of a stretch.  To all others it is a void, which
   their cursors are taken over (see `martlet.broker.topic.masked_source`).
 - *Tried* are messages that were delivered before to some channel that did not finish them.  They
   come first, and each channel gets its own as pending messages with their attempts.  These cost
   memory, so there is a limit; beyond it they are like any other, and the attempts begin anew.
 - The *backlog* are messages that no channel has got yet, so it goes to all of them.  nsqd, killed
-  while it hands messages on, has some in both places: these come from the backlog, once.
+  while it hands messages on, has some in both: these come from the backlog, once.
 
 Within a group messages stand in the order of the first of its channels by name.  All of this
 follows from the folder alone: an import that was killed finds the same layout again, and goes on
@@ -39,7 +39,7 @@ MAX_COPIES = 1_000_000
 """So many copies of messages, some 70 bytes each, are compared at once."""
 MAX_TRIED = 50_000
 MAX_GROUPS = 256
-"""Of a part; the smallest beyond them are stored once for each channel that has them."""
+"""Of a stretch; the smallest beyond them are stored once for each channel that has them."""
 MAX_COMPARED_CHANNELS = 63
 """A topic with more channels than this has its messages stored once for each of them."""
 _SAMPLED = 64
@@ -55,7 +55,7 @@ COPY = np.dtype(
         ("channel", "<u4"),
         ("file", "<u4"),
         ("size", "<u4"),
-        ("place", "<u8"),
+        ("position", "<u8"),
     ]
 )
 """One channel's copy of a message."""
@@ -86,29 +86,22 @@ class Group:
         edges = np.flatnonzero(np.diff(self.copies["file"].astype(np.int64))) + 1
         for copies in np.split(self.copies, edges):
             number = int(copies["file"][0])
-            places = copies["place"].astype(np.int64)
+            positions = copies["position"].astype(np.int64)
             yield DiskQueueChunk(
-                self.queue.files[number], number, places, copies["size"].astype(np.int64)
+                self.queue.files[number], number, positions, copies["size"].astype(np.int64)
             )
 
 
 def body_crcs(chunk: DiskQueueChunk) -> npt.NDArray[np.uint32]:
     """The checksums of the messages' bodies."""
     data = memoryview(chunk.file.data)
-    ends = zip(chunk.places.tolist(), chunk.sizes.tolist(), strict=True)
-    crcs = (crc32c(data[place + HEAD_BYTES : place + size]) for place, size in ends)
+    ends = zip(chunk.positions.tolist(), chunk.sizes.tolist(), strict=True)
+    crcs = (crc32c(data[position + HEAD_BYTES : position + size]) for position, size in ends)
     return np.fromiter(crcs, np.uint32, len(chunk))
 
 
 class Layout:
-    """The layout of a topic.
-
-    Args:
-        queues: of the channels, by name; those without files are left out.
-        backlog: the topic's own queue.
-        findings: what cannot be read, and whose attempts are lost.
-        max_copies: how many are compared at once.
-    """
+    """The layout of a topic."""
 
     def __init__(
         self,
@@ -163,25 +156,25 @@ class Layout:
         """Of each message that was delivered before, who has it."""
         if not self._tried_keys:
             return []
-        found: dict[Key, Tried] = {}
-        wanted = np.array(sorted({topic_id for topic_id, _ in self._tried_keys}), np.uint64)
+        tried_by_key: dict[Key, Tried] = {}
+        topic_ids = np.array(sorted({topic_id for topic_id, _ in self._tried_keys}), np.uint64)
         for number, queue in enumerate(self._queues):
             for chunk in queue.chunks(self._findings):
-                likely = chunk.some(np.isin(chunk.ids(), wanted))
+                likely = chunk.some(np.isin(chunk.ids(), topic_ids))
                 keys = zip(likely.ids().tolist(), body_crcs(likely).tolist(), strict=True)
                 attempts = likely.attempts().tolist()
                 for at, key in enumerate(keys):
                     if key in self._tried_keys:
-                        tried = found.get(key)
+                        tried = tried_by_key.get(key)
                         if tried is None:
                             tried = Tried(queue, likely.some(slice(at, at + 1)))
-                            found[key] = tried
+                            tried_by_key[key] = tried
                         # Twice in one queue: requeued, and then nsqd was killed.
                         before = tried.attempts.get(number, 0)
                         tried.attempts[number] = max(before, attempts[at])
-        for tried in found.values():
+        for tried in tried_by_key.values():
             tried.in_backlog = tried.attempts.pop(self._backlog, None) is not None
-        return list(found.values())
+        return list(tried_by_key.values())
 
     def groups(self) -> Iterator[Group]:
         """Yield the groups in the order in which they go into the log, but for the backlog."""
@@ -191,8 +184,8 @@ class Layout:
                 f"a topic has {len(channels)} channels with messages: each message is stored once"
                 f" for each of them, because more than {MAX_COMPARED_CHANNELS} are not compared"
             )
-        for part in range(len(self._bounds) + 1):
-            copies = [self._copies(number, part) for number in range(len(self._queues))]
+        for stretch in range(len(self._bounds) + 1):
+            copies = [self._copies(number, stretch) for number in range(len(self._queues))]
             if self._compares:
                 masks = _by_mask(np.concatenate(copies)) if copies else []
             else:
@@ -205,31 +198,31 @@ class Layout:
     def backlog(self) -> Iterator[Group]:
         """Yield the messages that go to all channels, behind the groups."""
         if len(self._queues) > self._backlog:
-            for part in range(len(self._bounds) + 1):
-                copies = self._copies(self._backlog, part)
+            for stretch in range(len(self._bounds) + 1):
+                copies = self._copies(self._backlog, stretch)
                 if len(copies):
                     yield Group(tuple(range(self._backlog)), self._queues[self._backlog], copies)
 
-    def _copies(self, number: int, part: int) -> Copies:
-        """A queue's copies of a part, each message once, but for the tried ones."""
+    def _copies(self, number: int, stretch: int) -> Copies:
+        """A queue's copies of a stretch, each message once, but for the tried ones."""
         queue = self._queues[number]
-        low = int(self._bounds[part - 1]) if part else 0
-        high = int(self._bounds[part]) if part < len(self._bounds) else 1 << 64
-        found: list[Copies] = [np.empty(0, COPY)]
+        low = int(self._bounds[stretch - 1]) if stretch else 0
+        high = int(self._bounds[stretch]) if stretch < len(self._bounds) else 1 << 64
+        pieces: list[Copies] = [np.empty(0, COPY)]
         tried = np.array(sorted({topic_id for topic_id, _ in self._tried_keys}), np.uint64)
         for file_number, file in enumerate(queue.files):
             if file.last_id < low or file.first_id >= high:
                 continue
             for chunk in queue.chunks_of(file_number, self._findings):
                 ids = chunk.ids()
-                inside = np.searchsorted(self._bounds, ids, "right") == part
+                inside = np.searchsorted(self._bounds, ids, "right") == stretch
                 some = chunk.some(inside)
                 copies = np.empty(len(some), COPY)
                 copies["id"], copies["crc"] = ids[inside], body_crcs(some)
                 copies["channel"], copies["file"] = number, file_number
-                copies["size"], copies["place"] = some.sizes, some.places
-                found.append(self._without_tried(copies, tried))
-        merged = np.concatenate(found)
+                copies["size"], copies["position"] = some.sizes, some.positions
+                pieces.append(self._without_tried(copies, tried))
+        merged = np.concatenate(pieces)
         order = np.lexsort((np.arange(len(merged)), merged["crc"], merged["id"]))
         is_first = _changes(merged[order])
         first: Copies = merged[np.sort(order[is_first])]
@@ -253,7 +246,7 @@ def _changes(ordered: Copies) -> npt.NDArray[np.bool_]:
 
 
 def _by_mask(copies: Copies) -> list[tuple[int, Copies]]:
-    """Copies of a part by the channels that have them, as bits; the narrowest groups first."""
+    """Copies of a stretch by the channels that have them, as bits; the narrowest groups first."""
     order = np.lexsort((copies["channel"], copies["crc"], copies["id"]))
     first = _changes(copies[order])
     numbers = np.cumsum(first) - 1
@@ -268,6 +261,6 @@ def _by_mask(copies: Copies) -> list[tuple[int, Copies]]:
     stored[order] = first | ~wide
     mask_of = np.empty(len(copies), np.uint64)
     mask_of[order] = of_copy
-    found = np.unique(mask_of[stored]).tolist()
-    found.sort(key=lambda mask: (mask.bit_count(), mask))
-    return [(mask, copies[stored & (mask_of == mask)]) for mask in found]
+    group_masks = np.unique(mask_of[stored]).tolist()
+    group_masks.sort(key=lambda mask: (mask.bit_count(), mask))
+    return [(mask, copies[stored & (mask_of == mask)]) for mask in group_masks]

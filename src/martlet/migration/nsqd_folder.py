@@ -101,11 +101,6 @@ def held(path: Path) -> Iterator[None]:
 class NsqdFolder:
     """A data folder of nsqd.
 
-    Args:
-        path: the folder, which should be `held`.
-        with_bad: whether files that nsqd has given up are read too.
-        findings: problems of the folder.
-
     Raises:
         NoNsqdFolder: it is none, or its nsqd.dat cannot be understood.
     """
@@ -127,7 +122,7 @@ class NsqdFolder:
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether two looks at a folder saw the same files."""
+        """Tells whether two reads of a folder saw the same files."""
         return self._fingerprint.hexdigest()
 
     def _sort_files(self, names: list[str]) -> None:
@@ -161,10 +156,10 @@ class NsqdFolder:
             self.findings.unreadable(f"{name} is named like no file that is known")
 
     def _read_metadata(self, names: list[str]) -> None:
-        found = [n for n in names if n == "nsqd.dat"] or [
+        files = [n for n in names if n == "nsqd.dat"] or [
             n for n in names if _OLD_METADATA.fullmatch(n)
         ]
-        if not found:
+        if not files:
             if not self._numbers and not self._bad:
                 raise NoNsqdFolder(
                     f"{self.path} is no data folder of nsqd: it holds neither nsqd.dat nor"
@@ -175,18 +170,18 @@ class NsqdFolder:
                 " paused"
             )
             return
-        if len(found) > 1:
+        if len(files) > 1:
             raise NoNsqdFolder(
-                f"{self.path} holds {len(found)} metadata files ({', '.join(found)}) and no"
+                f"{self.path} holds {len(files)} metadata files ({', '.join(files)}) and no"
                 " nsqd.dat: copy the one that counts to nsqd.dat"
             )
-        data = (self.path / found[0]).read_bytes()
+        data = (self.path / files[0]).read_bytes()
         self._fingerprint.update(data)
         try:
             self._take_metadata(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NoNsqdFolder(
-                f"{self.path / found[0]} cannot be understood ({type(error).__name__}: {error});"
+                f"{self.path / files[0]} cannot be understood ({type(error).__name__}: {error});"
                 " repair it, or move it away: topics and channels are then told by their files"
             ) from error
 
@@ -233,22 +228,22 @@ class NsqdFolder:
         for mark in _SEPARATORS:
             if mark in queue:
                 topic_name, separator, channel_name = queue.partition(mark)
-        known = topic_name in self.topics
+        is_listed = topic_name in self.topics
         topic = self._topic(topic_name)
         owner: NsqdTopic | NsqdChannel | None = topic
         if separator and topic is not None:
-            known = known and channel_name in topic.channels
+            is_listed = is_listed and channel_name in topic.channels
             owner = self._channel(topic, channel_name)
         if owner is None:
             self.findings.unreadable(f"the files of {queue!r} are passed over with it")
             return
-        found = open_queue(queue, self.path, self._numbers.get(queue, []), self.findings)
-        self._add_bad(queue, found)
-        if not known and (self.topics or self._numbers) and found.files:
+        disk_queue = open_queue(queue, self.path, self._numbers.get(queue, []), self.findings)
+        self._add_bad(queue, disk_queue)
+        if not is_listed and (self.topics or self._numbers) and disk_queue.files:
             self.findings.note(f"{queue!r} has files, and is not in nsqd.dat; it is taken")
         if owner.queue is not None:  # under the other separator
-            found = DiskQueue(queue, [*owner.queue.files, *found.files], None)
-        owner.queue = found
+            disk_queue = DiskQueue(queue, [*owner.queue.files, *disk_queue.files], None)
+        owner.queue = disk_queue
 
     def _look_for_kill(self) -> None:
         """Report signs that nsqd did not stop cleanly: then it writes a meta file for each
@@ -279,7 +274,7 @@ class NsqdFolder:
         paths = [self.path / f"{name}.diskqueue.meta.dat" for name in names]
         return next((path for path in paths if path.exists()), paths[0])
 
-    def _add_bad(self, queue: str, found: DiskQueue) -> None:
+    def _add_bad(self, queue: str, disk_queue: DiskQueue) -> None:
         asked_for: list[QueueFile] = []
         for name in self._bad.get(queue, ()):
             file = QueueFile(self.path / name)
@@ -302,12 +297,14 @@ class NsqdFolder:
                         f"{text}; nothing in it is damaged, so it was most likely consumed to its"
                         " end: nsqd gives up files so when reading catches up with writing"
                     )
-        found.files[:0] = asked_for
+        disk_queue.files[:0] = asked_for
 
 
 def _look_over(file: QueueFile) -> tuple[int, bool]:
     """How many messages a file holds, and whether something in it is damaged."""
     damaged: list[int] = []
-    count = sum(len(places) for places, _ in file.chunks(lambda first, *_: damaged.append(first)))
+    count = sum(
+        len(positions) for positions, _ in file.chunks(lambda first, *_: damaged.append(first))
+    )
     file.close()
     return count, bool(damaged)

@@ -25,21 +25,17 @@ class ImportRefused(Exception):
 
 @dataclass
 class ImportEntry:
-    """An import.
-
-    Attributes:
-        source: the folder.
-        fingerprint: of the folder's files.
-        done: when it was done, as text; None while it is not.
-        report: what it said when it was done.
-        complete: whether everything could be read.
-    """
+    """An import."""
 
     source: str
     fingerprint: str
+    """Of the folder's files."""
     done: str | None = None
+    """When it was done, as text; None while it is not."""
     report: list[str] = field(default_factory=list)
+    """What it said when it was done."""
     complete: bool = True
+    """Whether everything could be read."""
 
 
 class ImportProgress:

@@ -107,10 +107,10 @@ def read_config() -> dict[str, tuple[str, ...]]:
     import tomllib
 
     try:
-        found = tomllib.loads(text.decode("utf-8-sig"))
+        document = tomllib.loads(text.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
-    return {name: check_setting(str(path), name, value) for name, value in found.items()}
+    return {name: check_setting(str(path), name, value) for name, value in document.items()}
 
 
 def _check_is_file(path: Path) -> None:
@@ -125,9 +125,9 @@ def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
     if setting is None:
         raise OptionError(f"{where}: there is no setting {name!r}; there are {', '.join(SETTINGS)}")
     values: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(each, str) and each for each in values):
+    if not values or not all(isinstance(value, str) and value for value in values):
         raise OptionError(f"{where}: {name} is {value!r}; write a text, or a list of them")
-    if any("\ud800" <= character <= "\udfff" for each in values for character in each):
+    if any("\ud800" <= character <= "\udfff" for value in values for character in value):
         raise OptionError(f"{where}: {name} is {value!r}, which is not text in UTF-8")
     if not setting.is_list and len(values) > 1:
         raise OptionError(f"{where}: {name} has {len(values)} values, and takes one")
@@ -148,8 +148,8 @@ def check_trusted(where: str, values: Sequence[str]) -> None:
 
 
 def _check_address(where: str, address: str) -> None:
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found[1]) < 1 << 16 or not address.isprintable():
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 1 << 16 or not address.isprintable():
         raise OptionError(f"{where}={address} is not <addr>:<port>, as 127.0.0.1:4151")
 
 
@@ -200,7 +200,7 @@ def _mode_of(path: Path) -> int:
 
 def _toml(setting: ClientSetting, values: Sequence[str]) -> str:
     # JSON escapes as TOML does, all but one character.
-    texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007F") for each in values]
+    texts = [json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F") for value in values]
     return f"[{', '.join(texts)}]" if setting.is_list else texts[0]
 
 
@@ -212,8 +212,8 @@ def in_environment(name: str) -> tuple[str, ...]:
     setting = SETTINGS[name]
     text = os.environ.get(setting.variable, "")
     values = text.split(",") if setting.is_list else [text]
-    found = [value.strip() for value in values if value.strip()]
-    return check_setting(f"${setting.variable}", name, found) if found else ()
+    addresses = [value.strip() for value in values if value.strip()]
+    return check_setting(f"${setting.variable}", name, addresses) if addresses else ()
 
 
 def default_of(name: str) -> tuple[str, ...]:
@@ -229,10 +229,10 @@ def default_addresses() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     The environment comes before the file, and brokers before lookup daemons. Raises OptionError.
     """
-    for found in (in_environment, lambda name: read_config().get(name, ())):
-        if brokers := found("address"):
+    for read in (in_environment, lambda name: read_config().get(name, ())):
+        if brokers := read("address"):
             return brokers, ()
-        if daemons := found("lookup"):
+        if daemons := read("lookup"):
             return (), daemons
     return (), ()
 
@@ -314,15 +314,15 @@ def fill_in_addresses(options: LogOptions) -> None:
 
     A URL needs no port: a proxy may have that of its scheme.
     """
-    found = cast(_HasAddresses, options)
-    for flag, given in (
-        ("--address", found.nsqd_http_addresses),
-        ("--lookup", found.lookupd_http_addresses),
+    fields = cast(_HasAddresses, options)
+    for flag, addresses in (
+        ("--address", fields.nsqd_http_addresses),
+        ("--lookup", fields.lookupd_http_addresses),
     ):
-        for address in given:
+        for address in addresses:
             if not _URL.match(address):
                 _check_address(flag, address)
-    if not (found.nsqd_http_addresses or found.lookupd_http_addresses):
+    if not (fields.nsqd_http_addresses or fields.lookupd_http_addresses):
         # The options are frozen for all but their own start.
         for name, values in zip(_FIELDS, default_addresses(), strict=True):
             object.__setattr__(options, name, values)

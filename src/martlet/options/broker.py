@@ -42,8 +42,8 @@ class BrokerOptions(
                 f" which is {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
         marks = (self.disk_clean_percent, self.disk_force_percent, self.disk_refuse_percent)
-        given = [mark for mark in marks if mark]
-        if given != sorted(given):
+        set_marks = [mark for mark in marks if mark]
+        if set_marks != sorted(set_marks):
             raise OptionError(
                 f"--disk-clean-percent={marks[0]}, --disk-force-percent={marks[1]} and"
                 f" --disk-refuse-percent={marks[2]} must rise, those aside that are 0"
@@ -109,5 +109,5 @@ class BrokerOptions(
     @property
     def latency_window_ns(self) -> int:
         """The window of latencies; 0 if they are not measured."""
-        wanted = self.e2e_processing_latency_percentiles
-        return self.e2e_processing_latency_window_time_ns if wanted else 0
+        percentiles = self.e2e_processing_latency_percentiles
+        return self.e2e_processing_latency_window_time_ns if percentiles else 0

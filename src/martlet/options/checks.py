@@ -42,15 +42,15 @@ def require_action(action: str, actions: Collection[str]) -> None:
         raise OptionError(unknown_word("action", action, actions))
 
 
-def unknown_word(kind: str, word: str, known: Collection[str]) -> str:
+def unknown_word(kind: str, word: str, words: Collection[str]) -> str:
     """Return an error about the first word of a command, which is unknown or missing."""
-    *others, last = known
+    *others, last = words
     listed = f"{', '.join(others)} or {last}"
     if not word:
         return f"name {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {listed}"
     from difflib import get_close_matches  # Here, as a right command line does without.
 
-    near = get_close_matches(word, known, 1)
+    near = get_close_matches(word, words, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"name {listed}"
     return f"there is no {kind} {word!r}; {hint}"
 

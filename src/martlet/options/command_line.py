@@ -104,8 +104,8 @@ class ParsedArguments:
         path = texts.get("config", [""])[-1]
         if not path:
             return values, []
-        found, warnings = self._read_config(path, values)
-        return found | values, warnings
+        in_file, warnings = self._read_config(path, values)
+        return in_file | values, warnings
 
     def _pairs(self, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The name and text of each flag of a command line."""

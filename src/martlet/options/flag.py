@@ -213,14 +213,14 @@ class Flag:
             OptionError: it is not of the flag's kind.
         """
         try:
-            found = self._coerce(value)
+            coerced = self._coerce(value)
         except ValueError as error:
             raise OptionError(f"{self.config_key}: {error}") from None
-        if found is None:
+        if coerced is None:
             raise OptionError(
                 f"{self.config_key}: {value!r} cannot be a {self.kind}; {_WRITE[self.kind]}"
             )
-        return found
+        return coerced
 
     def _coerce(self, value: object) -> Any:
         kind = self.kind

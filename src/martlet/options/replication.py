@@ -153,23 +153,23 @@ class ReplicationOptions(MetadataOptions):
     @property
     def initial_addresses(self) -> dict[str, str]:
         """The address of each replica of ``--initial-replicas``, by name. Raises OptionError."""
-        found: dict[str, str] = {}
+        addresses: dict[str, str] = {}
         for part in filter(None, self.initial_replicas.split(",")):
             name, _, address = part.partition("=")
-            if not is_valid_name(name) or name in found:
+            if not is_valid_name(name) or name in addresses:
                 raise OptionError(
                     f"--initial-replicas={self.initial_replicas}: {part!r} must be"
                     " NAME=<addr>:<port>, each name once"
                 )
             require_replica_address("initial-replicas", address)
-            for other, known in found.items():
-                if address == known:
+            for other, other_address in addresses.items():
+                if address == other_address:
                     raise OptionError(
                         f"--initial-replicas={self.initial_replicas}: {address} is the address of"
                         f" {other} and of {name}; each replica has its own"
                     )
-            found[name] = address
-        return found
+            addresses[name] = address
+        return addresses
 
 
 def require_replica_address(flag: str, address: str) -> None:

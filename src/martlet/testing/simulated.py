@@ -205,8 +205,8 @@ class SimulatedSegment:
         assert at >= 0 and at + len(data) <= self.capacity, "a write beyond the segment's end"
         error = self._storage.write_error
         if error is not None:
-            part = bytes(data[: self._storage.random.randrange(len(data) // 2 + 1)])
-            self._file.write(part, at)
+            beginning = bytes(data[: self._storage.random.randrange(len(data) // 2 + 1)])
+            self._file.write(beginning, at)
             raise error
         self._file.write(bytes(data), at)
 
@@ -303,15 +303,15 @@ class SimulatedStorage:
             keep_free_bytes=self.keep_free_bytes,
             spares=self._usual_spares,
         )
-        found = list(self._segments.values())
+        segments = list(self._segments.values())
         if power:
-            found += [s for s in self._retired if self.random.randrange(2)]
-        for segment in found:
+            segments += [s for s in self._retired if self.random.randrange(2)]
+        for segment in segments:
             after._segments.setdefault(segment.base, segment.after(after, power))
         after._spares = [
             spare.after(after, power)
             for spare in self._spares
-            if not any(spare is segment for segment in found)
+            if not any(spare is segment for segment in segments)
         ]
         files = dict(self._files)
         if power:

@@ -103,8 +103,8 @@ class SparkCluster:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._web_port}/json/", timeout=10
         ) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            status: dict[str, Any] = json.load(answer)
+        return status
 
     @property
     def alive_workers(self) -> int:

@@ -158,12 +158,12 @@ class Imported:
 
     def left(self, topic: str, channel: str) -> list[Got]:
         """Everything that a channel has, in the order in which it comes."""
-        found = self.broker.topics[topic].channels[channel]
-        found.set_paused(False)
+        channel_ = self.broker.topics[topic].channels[channel]
+        channel_.set_paused(False)
         client = _Client()
-        depth = found.depth
-        consumer = found.add_consumer(client, 10**15)
-        found.set_ready(consumer, 10**9)
+        depth = channel_.depth
+        consumer = channel_.add_consumer(client, 10**15)
+        channel_.set_ready(consumer, 10**9)
         assert len(client.got) == depth
         return client.got
 

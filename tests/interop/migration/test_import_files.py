@@ -82,19 +82,19 @@ def test_each_channel_gets_its_own_and_each_message_is_stored_once(
     assert outcome.entry.report == []
     union = {m for own in channels.values() for m in own}
     assert outcome.topics[0].messages == len(union) + len(backlog)
-    found = Imported(data)
-    topic = found.broker.topics["t"]
+    result = Imported(data)
+    topic = result.broker.topics["t"]
     assert {c.name: c.paused for c in topic.channels.values()} == {
         name: name == "b" for name in (*channels, "empty")
     }
     for name, own in [*channels.items(), ("empty", [])]:
-        got = found.left("t", name)
-        wanted = {m.body: m for m in own + backlog}
-        assert len(got) == len(wanted), name
+        got = result.left("t", name)
+        expected = {m.body: m for m in own + backlog}
+        assert len(got) == len(expected), name
         for one in got:
-            assert one == Got(one.body, 1, wanted[one.body].time_ns)
+            assert one == Got(one.body, 1, expected[one.body].time_ns)
         assert [g.body for g in got][-100:] == [m.body for m in backlog]
-    found.close()
+    result.close()
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_nested_channels_keep_their_order(source: Path, data: Path) -> None:
     write_queue(source, "t:fast", everything, consumed=333, per_file=100)
     write_metadata(source, {"t": ["slow", "fast"]})
     imported(source, data)
-    found = Imported(data)
-    assert [g.body for g in found.left("t", "slow")] == [m.body for m in everything]
-    assert [g.body for g in found.left("t", "fast")] == [m.body for m in everything[333:]]
-    found.close()
+    result = Imported(data)
+    assert [g.body for g in result.left("t", "slow")] == [m.body for m in everything]
+    assert [g.body for g in result.left("t", "fast")] == [m.body for m in everything[333:]]
+    result.close()
 
 
 def test_attempts_are_kept_for_each_channel(source: Path, data: Path) -> None:
@@ -164,13 +164,13 @@ def test_attempts_are_kept_for_each_channel(source: Path, data: Path) -> None:
     write_queue(source, "t:c", [])
     write_metadata(source, {"t": "abc"})
     imported(source, data)
-    found = Imported(data)
-    a = {g.body: g.attempts for g in found.left("t", "a")}
+    result = Imported(data)
+    a = {g.body: g.attempts for g in result.left("t", "a")}
     assert a == {m.body: 4 if m.number % 10 == 0 else 1 for m in some}
-    b = {g.body: g.attempts for g in found.left("t", "b")}
+    b = {g.body: g.attempts for g in result.left("t", "b")}
     assert b == {m.body: 8 if m.number == 20 else 1 for m in some[15:]}
-    assert found.left("t", "c") == []
-    found.close()
+    assert result.left("t", "c") == []
+    result.close()
 
 
 def test_the_same_body_published_twice_is_two_messages(source: Path, data: Path) -> None:
@@ -208,19 +208,19 @@ def test_a_backlog_waits_for_the_first_channel_or_for_the_topic_to_go_on(
     write_queue(source, "paused:c", some[:10])
     write_metadata(source, {"alone": (), "paused": "c", "nothing": ()}, paused=["paused"])
     imported(source, data)
-    found = Imported(data)
-    alone = found.broker.topics["alone"]
+    result = Imported(data)
+    alone = result.broker.topics["alone"]
     assert alone.depth == 30
     alone.channel("new")
-    assert [g.body for g in found.left("alone", "new")] == [m.body for m in some]
-    paused = found.broker.topics["paused"]
+    assert [g.body for g in result.left("alone", "new")] == [m.body for m in some]
+    paused = result.broker.topics["paused"]
     assert (paused.paused, paused.depth) == (True, 20)
-    assert [g.body for g in found.left("paused", "c")] == [m.body for m in some[:10]]
+    assert [g.body for g in result.left("paused", "c")] == [m.body for m in some[:10]]
     paused.set_paused(False)
     paused.channels["c"].pump()
     assert paused.channels["c"].in_flight_count == 30
-    assert "nothing" in found.broker.topics
-    found.close()
+    assert "nothing" in result.broker.topics
+    result.close()
 
 
 def test_a_second_run_says_that_it_was_done(

@@ -61,13 +61,13 @@ async def consume(
 async def depths(nsqd: BrokerProcess) -> dict[str, int]:
     """Return the depth of each channel, in flight and deferred included, and of the topics."""
     stats = json.loads(await http(nsqd.http_address, "/stats?format=json"))
-    found = {topic["topic_name"]: topic["depth"] for topic in stats["topics"]}
+    depths = {topic["topic_name"]: topic["depth"] for topic in stats["topics"]}
     for topic in stats["topics"]:
         for channel in topic["channels"]:
-            found[f"{topic['topic_name']}:{channel['channel_name']}"] = (
+            depths[f"{topic['topic_name']}:{channel['channel_name']}"] = (
                 channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
             )
-    return found
+    return depths
 
 
 async def settled(nsqd: BrokerProcess, topic: str) -> None:
@@ -131,16 +131,16 @@ async def test_a_folder_after_a_clean_stop(tmp_path: Path, memory: int, file_byt
     assert code == 0, output
     doubts = [line for line in output.splitlines() if line.startswith("in doubt")]
     assert all(".bad was given up by nsqd" in line for line in doubts), output
-    found = Imported(data)
-    topics = found.broker.topics
+    imported = Imported(data)
+    topics = imported.broker.topics
     assert set(topics) == {"t", "alone", "paused", "barrier"}
     assert set(topics["t"].channels) == {"slow", "fast", "late"}
     assert topics["t"].channels["late"].paused
     assert topics["paused"].paused
     assert (topics["alone"].depth, topics["paused"].depth) == (200, 150)
-    in_flight = Counter(g.attempts for g in found.left("t", "slow"))
+    in_flight = Counter(g.attempts for g in imported.left("t", "slow"))
     assert in_flight == {1: COUNT + 101 - 70, 2: 20}
-    found.close()
+    imported.close()
     expected = expected_of(finished)
     assert left_of(data, *expected) == expected
 
@@ -163,6 +163,6 @@ async def test_a_folder_after_kill_9_loses_nothing_that_is_on_the_disk(tmp_path:
         # What was in flight or deferred when nsqd was killed is on no disk any more.
         missing = set(expected[name]) - set(got)
         assert len(missing) <= (20 if name == "t:slow" else 0) + 1, name
-    found = Imported(data)
-    assert found.broker.topics["alone"].depth == 200
-    found.close()
+    imported = Imported(data)
+    assert imported.broker.topics["alone"].depth == 200
+    imported.close()

@@ -115,5 +115,5 @@ def test_recorded_outcomes_are_those_of_nsqd() -> None:
     defaults = run(command, Case())["values"]
     with ThreadPoolExecutor(2) as pool:
         outcomes = pool.map(lambda case: changed(run(command, case), defaults), CASES)
-        found = {case.name: outcome for case, outcome in zip(CASES, outcomes, strict=True)}
-    assert found == RECORDED["cases"]
+        outcome_of = {case.name: outcome for case, outcome in zip(CASES, outcomes, strict=True)}
+    assert outcome_of == RECORDED["cases"]

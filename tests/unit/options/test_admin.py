@@ -13,7 +13,7 @@ HERE: dict[str, Any] = {"nsqd_http_addresses": ("127.0.0.1:4151",)}
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("fields", "problem"),
     [
         ({}, "say which brokers to show"),
         (
@@ -27,9 +27,9 @@ HERE: dict[str, Any] = {"nsqd_http_addresses": ("127.0.0.1:4151",)}
         ({**HERE, "poll_interval_ns": 1}, "--poll-interval"),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, Any], problem: str) -> None:
+def test_what_is_wrong_is_named(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        AdminOptions(**given)
+        AdminOptions(**fields)
 
 
 @pytest.mark.parametrize(

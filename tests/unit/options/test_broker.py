@@ -156,9 +156,9 @@ def test_impossible_options_are_refused(wrong: dict[str, Any], message: str) -> 
 
 def test_options_without_effect_are_reported_only_when_set() -> None:
     assert BrokerOptions().without_effect() == []
-    (found,) = BrokerOptions(queue_scan_worker_pool_max=2).without_effect()
-    assert found[0].name == "queue-scan-worker-pool-max"
-    assert found[1] == 2
+    (flag,) = BrokerOptions(queue_scan_worker_pool_max=2).without_effect()
+    assert flag[0].name == "queue-scan-worker-pool-max"
+    assert flag[1] == 2
 
 
 def test_a_segment_is_whole_pages() -> None:

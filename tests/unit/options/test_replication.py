@@ -12,7 +12,7 @@ GIVEN: dict[str, Any] = {"replica_name": "a", "metadata": "sqlite:replicas.db"}
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("fields", "why"),
     [
         ({"replica_name": "a b"}, "--replica-name=a b is not valid"),
         ({"replica_name": ""}, "--metadata=sqlite:replicas.db needs --replica-name"),
@@ -52,13 +52,13 @@ GIVEN: dict[str, Any] = {"replica_name": "a", "metadata": "sqlite:replicas.db"}
         ({"disk_full_policy": "drop-oldest"}, "replicas lose no message that is not finished"),
     ],
 )
-def test_wrong_options_are_refused(given: dict[str, Any], why: str) -> None:
+def test_wrong_options_are_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        BrokerOptions(**(GIVEN | given))
+        BrokerOptions(**(GIVEN | fields))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"replica_address": "localhost:4153"},
         {"replica_address": "[::1]:4153"},
@@ -72,8 +72,8 @@ def test_wrong_options_are_refused(given: dict[str, Any], why: str) -> None:
         {"initial_replicas": "a=127.0.0.1:4153,b=10.0.0.2:4153", "copies": 2},
     ],
 )
-def test_right_options_are_taken(given: dict[str, Any]) -> None:
-    BrokerOptions(**(GIVEN | given))
+def test_right_options_are_taken(fields: dict[str, Any]) -> None:
+    BrokerOptions(**(GIVEN | fields))
 
 
 def test_a_broker_without_replicas_needs_none_of_them() -> None:
