@@ -38,47 +38,41 @@ TYPED_FROM = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What an action would do.
-
-    Attributes:
-        title: the question, without its mark.
-        button: what the button does, and to how many.
-        lines: what else the user should know.
-        fields: those of the form that are set, whatever the address had.
-        typed: what must be typed; empty for nothing.
-        is_possible: whether there is anything to do.
-        obstacle: what has to be done before; empty for nothing.
-    """
+    """What an action would do."""
 
     title: str
+    """The question, without its mark."""
     button: str
+    """What the button does, and to how many."""
     lines: Sequence[str] = ()
+    """What else the user should know."""
     fields: Mapping[str, str] = field(default_factory=dict)
+    """Those of the form that are set, whatever the address had."""
     typed: str = ""
+    """What must be typed; empty for nothing."""
     is_possible: bool = True
+    """Whether there is anything to do."""
     obstacle: str = ""
+    """What has to be done before; empty for nothing."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What can be done.
-
-    Attributes:
-        do: does it, and returns a sentence about it.
-        split: checks what was chosen, and returns the inputs of each target, done one by one.
-        is_confirmed: whether it is asked for first, and may want a name typed.
-        counts: whether the preview counts messages of the view, which must be the newest.
-        deletes: whether it deletes the topic or channel, so that its page is gone afterwards.
-        is_in_place: whether each broker still has the same topics and channels afterwards.
-    """
+    """What can be done."""
 
     preview: Callable[[Inputs], Awaitable[Preview]]
     do: Callable[[Inputs], Awaitable[str]]
+    """Does it, and returns a sentence about it."""
     split: Callable[[Inputs], list[Inputs]] = lambda inputs: [inputs]
+    """Checks what was chosen, and returns the inputs of each target, done one by one."""
     is_confirmed: bool = True
+    """Whether it is asked for first, and may want a name typed."""
     counts: bool = False
+    """Whether the preview counts messages of the view, which must be the newest."""
     deletes: bool = False
+    """Whether it deletes the topic or channel, so that its page is gone afterwards."""
     is_in_place: bool = False
+    """Whether each broker still has the same topics and channels afterwards."""
 
 
 ACTIONS = web.AppKey("actions", Mapping[str, Action])
@@ -195,12 +189,6 @@ async def perform(
 ) -> str:
     """Do an action on each target, whatever comes of the others; return a sentence about it.
 
-    Args:
-        request: of a user who may act.
-        name: of the action.
-        action: to do; the audit has each target.
-        targets: what `Action.split` returned.
-
     Raises:
         AdminError: no server did any of it.
         ActionRefused: a field is wrong.
@@ -252,32 +240,29 @@ Do = Callable[[Admin, Inputs], Awaitable[Answers[Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class TopicChange:
-    """A change of topics or of a channel.
-
-    Attributes:
-        verb: on buttons, such as ``Empty``.
-        done: the sentence afterwards, such as ``{subject} was emptied``.
-        of_channel: whether it changes a channel; None if it does where one is named.
-        destroys: whether it removes messages; their number is shown before.
-        deletes: whether it removes the topic or channel too; its name must be typed.
-        at_daemons: whether it is done at the lookup daemons, also where it concerns one broker.
-        of_broker: whether it needs a broker.
-        is_in_place: whether brokers that the newest view shows without the topic are not asked.
-        is_undoable: whether what brokers answer is kept, to be undone.
-        note: what the user should know of it.
-    """
+    """A change of topics or of a channel."""
 
     verb: str
+    """On buttons, such as ``Empty``."""
     done: str
+    """The sentence afterwards, such as ``{subject} was emptied``."""
     do: Do
     of_channel: bool | None = False
+    """Whether it changes a channel; None if it does where one is named."""
     destroys: bool = False
+    """Whether it removes messages; their number is shown before."""
     deletes: bool = False
+    """Whether it removes the topic or channel too; its name must be typed."""
     at_daemons: bool = False
+    """Whether it is done at the lookup daemons, also where it concerns one broker."""
     of_broker: bool = False
+    """Whether it needs a broker."""
     is_in_place: bool = False
+    """Whether brokers that the newest view shows without the topic are not asked."""
     is_undoable: bool = False
+    """Whether what brokers answer is kept, to be undone."""
     note: str = ""
+    """What the user should know of it."""
 
     def action(self) -> Action:
         """Return it as an action."""

@@ -48,36 +48,34 @@ _IS_REFUSAL = f'"result": "{_REFUSED}"'
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEntry:
-    """An action.
-
-    Attributes:
-        action: what was done, such as ``empty_channel``.
-        topic, channel, node: to what; empty where it does not apply.
-        timestamp: in seconds since 1970.
-        user: who did it; empty for an anonymous user.
-        remote_ip, user_agent: the client's.
-        via: the name of this machine.
-        result: ``done``, ``refused`` or ``failed``.
-        detail: why, or what came of it.
-        reason: of what was refused, one of `RefusalReason`.
-        count: how many requests it stands for. It is known while the process runs: a file has the
-            first of them.
-    """
+    """An action."""
 
     action: str
+    """What was done, such as ``empty_channel``."""
     topic: str = ""
     channel: str = ""
     node: str = ""
+    """To what; empty where it does not apply."""
     timestamp: int
+    """In seconds since 1970."""
     user: str = ""
+    """Who did it; empty for an anonymous user."""
     remote_ip: str
     user_agent: str
+    """The client's."""
     url: str
     via: str
+    """The name of this machine."""
     result: str
+    """``done``, ``refused`` or ``failed``."""
     detail: str = ""
+    """Why, or what came of it."""
     reason: str = ""
+    """Of what was refused, one of `RefusalReason`."""
     count: int = 1
+    """How many requests it stands for. It is known while the process runs: a file has the first of
+    them.
+    """
 
     def notification(self) -> dict[str, Any]:
         """Return the JSON that nsqadmin posts."""
@@ -90,11 +88,6 @@ class AuditEntry:
 
 class _AuditFile(RotatingFileHandler):
     """The file of entries, one a line.
-
-    Args:
-        path: of the file.
-        options: its maximum size, and the number of older files.
-        log: told of what cannot be written.
 
     Raises OSError: the file cannot be opened.
     """
@@ -159,11 +152,6 @@ class _AuditFile(RotatingFileHandler):
 class _Entries:
     """Entries of one kind: the newest in memory, all in a file.
 
-    Args:
-        path: of the file; empty for none.
-        are_refusals: whether they are of what was refused.
-        options, log: as of `AuditLog`.
-
     Raises OSError: the file cannot be written; the text names the flag.
     """
 
@@ -215,10 +203,6 @@ def _key(entry: AuditEntry) -> object:
 
 class AuditLog:
     """Keeps entries, and posts them.
-
-    Args:
-        options: the file and the endpoint.
-        log: the destination of log lines.
 
     Raises OSError: the file cannot be written; the text names the flag.
     """

@@ -26,26 +26,23 @@ _LOST = "no lookup daemon names it any more: it stopped, or lost its connections
 
 @dataclass
 class ChannelTotals:
-    """A channel of all brokers.
-
-    Attributes:
-        counts: the sums over the brokers.
-        is_paused: whether its delivery is paused, at any broker.
-        kind: ``shared``, ``offsets`` of a group, or ``follower``.
-        in_per_s, out_per_s: messages a second that came in, and that were finished.
-        nodes: the channel of each broker, by URL.
-        oldest_age_s: how long the oldest waiting message waits; None where no broker says.
-    """
+    """A channel of all brokers."""
 
     topic: str
     channel: str
     counts: ChannelCounts = field(default_factory=ChannelCounts)
+    """The sums over the brokers."""
     is_paused: bool = False
+    """Whether its delivery is paused, at any broker."""
     kind: str = "shared"
+    """``shared``, ``offsets`` of a group, or ``follower``."""
     in_per_s: float = 0.0
     out_per_s: float = 0.0
+    """Messages a second that came in, and that were finished."""
     nodes: dict[str, ChannelStats] = field(default_factory=dict)
+    """The channel of each broker, by URL."""
     oldest_age_s: float | None = None
+    """How long the oldest waiting message waits; None where no broker says."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -122,21 +119,17 @@ class TopicTotals:
 
 @dataclass
 class BrokerView:
-    """A broker.
-
-    Attributes:
-        stats: its counts; of the last answer, where it does not answer now.
-        error: why it does not answer; empty while it does.
-        missing_since_s: when it was first seen not to answer, by the monotonic clock; 0 while it
-            does.
-    """
+    """A broker."""
 
     url: str
     stats: NodeStats | None = None
+    """Its counts; of the last answer, where it does not answer now."""
     error: str = ""
+    """Why it does not answer; empty while it does."""
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     missing_since_s: float = 0.0
+    """When it was first seen not to answer, by the monotonic clock; 0 while it does."""
 
     @property
     def address(self) -> str:
@@ -159,23 +152,20 @@ class BrokerView:
 
 @dataclass
 class ClusterView:
-    """All brokers at a time.
-
-    Attributes:
-        at_s: when they were asked, by the monotonic clock.
-        error: why no broker is known at all; empty while one is.
-        took_s: how long the answers took.
-        asked: what pages asked brokers beyond the counts, so that all tabs share the answers.
-        copies: the brokers that have one id, by this poll and the one before.
-    """
+    """All brokers at a time."""
 
     at_s: float = -math.inf
+    """When they were asked, by the monotonic clock."""
     brokers: dict[str, BrokerView] = field(default_factory=dict)
     topics: dict[str, TopicTotals] = field(default_factory=dict)
     error: str = ""
+    """Why no broker is known at all; empty while one is."""
     took_s: float = 0.0
+    """How long the answers took."""
     asked: dict[Hashable, Future[Any]] = field(default_factory=dict)
+    """What pages asked brokers beyond the counts, so that all tabs share the answers."""
     copies: list[Copies] = field(default_factory=list)
+    """The brokers that have one id, by this poll and the one before."""
 
     @property
     def missing(self) -> list[BrokerView]:
@@ -229,13 +219,7 @@ class ClusterView:
 
 
 def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> ClusterView:
-    """Add up the brokers' counts; rates are left to the caller.
-
-    Args:
-        answers: of the brokers.
-        before: the previous poll, for what a broker said last.
-        at_s: when they were asked, by the monotonic clock.
-    """
+    """Add up the brokers' counts; rates are left to the caller."""
     view = ClusterView(at_s)
     for url, stats in answers.values.items():
         view.brokers[url] = BrokerView(url, stats)
@@ -258,13 +242,7 @@ def _processes(view: ClusterView) -> dict[str, Process]:
 
 
 def without_answers(error: AdminError, before: ClusterView, at_s: float) -> ClusterView:
-    """Return the view when no broker answers.
-
-    Args:
-        error: why, with that of each broker where they were asked.
-        before: the previous poll.
-        at_s: when they were asked, by the monotonic clock.
-    """
+    """Return the view when no broker answers."""
     view = ClusterView(at_s, error=str(error))
     for url, failure in error.errors.items():
         view.brokers[url] = _missing(url, failure.why, before, at_s)

@@ -93,11 +93,7 @@ class Collector:
         return self.view
 
     def poll_later(self, *, is_in_place: bool) -> None:
-        """Let the next page wait for a poll that begins from now on: a user changed something.
-
-        Args:
-            is_in_place: whether each broker still has the same topics and channels.
-        """
+        """Let the next page wait for a poll that begins from now on: a user changed something."""
         self._acted_s = time.monotonic()
         if not is_in_place:
             self._moved_s = self._acted_s

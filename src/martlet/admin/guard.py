@@ -81,19 +81,16 @@ class NotAuthenticated(Exception):
 
 @dataclass(frozen=True)
 class User:
-    """Who sent a request.
-
-    Attributes:
-        address: the client's, without the port.
-        forged: the user that a header named which does not count; else empty.
-        hides_bodies: whether bodies are hidden from all users.
-    """
+    """Who sent a request."""
 
     name: str
     role: Role
     address: str
+    """The client's, without the port."""
     forged: str = ""
+    """The user that a header named which does not count; else empty."""
     hides_bodies: bool = False
+    """Whether bodies are hidden from all users."""
 
     @property
     def acts(self) -> bool:
@@ -114,9 +111,6 @@ class User:
 class Users:
     """Tells the user of a request.
 
-    Args:
-        options: how users are known.
-
     Raises OSError: the file of passwords cannot be read; the text names the flag.
     """
 
@@ -130,10 +124,6 @@ class Users:
 
     async def of(self, headers: Mapping[str, str], address: str) -> User:
         """Return the user of a request.
-
-        Args:
-            headers: of the request.
-            address: the client's.
 
         Raises:
             NotAuthenticated: a password is wanted.
@@ -250,13 +240,7 @@ def user_of(request: web.Request) -> User:
 
 
 class Guard:
-    """The middleware.
-
-    Args:
-        options: the hosts by which the page is reached.
-        users: tells users.
-        refused: told of what was refused, and why.
-    """
+    """The middleware."""
 
     def __init__(
         self,

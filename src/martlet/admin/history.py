@@ -39,11 +39,7 @@ class CountHistory:
         """The newest step."""
 
     def begin_step(self, now_s: float) -> bool:
-        """Begin a step, if the last one is old enough; return whether `add` is to be called.
-
-        Args:
-            now_s: the time in seconds since 1970.
-        """
+        """Begin a step, if the last one is old enough; return whether `add` is to be called."""
         if self._at >= 0 and 0 <= now_s - self._times_s[self._at] < STEP_S:
             return False
         self._at = (self._at + 1) % STEPS
@@ -86,13 +82,7 @@ class CountHistory:
         return [float(time_s) for time_s in times_s if not np.isnan(time_s)]
 
     def series(self, key: Hashable, field: str, steps: int = STEPS) -> list[float | None]:
-        """Return the values of a series at `times_s`; None for a missing one.
-
-        Args:
-            key: of the series.
-            field: ``depth``, ``in`` or ``out``, the rates in messages a second.
-            steps: how many, at most.
-        """
+        """Return ``depth``, or the rate ``in`` or ``out``, at `times_s`; None for a missing one."""
         order = self._order(steps)
         order = order[~np.isnan(self._times_s[order])]
         column = self._columns.get(key)
@@ -121,15 +111,7 @@ class Rates:
     def rate(
         self, broker: str, key: Hashable, count: float, started_s: float, now_s: float
     ) -> float:
-        """Return how fast a counter of a broker grows, a second; 0 where that is not known.
-
-        Args:
-            broker: its URL.
-            key: of the counter.
-            count: what it stands at.
-            started_s: when the broker was started.
-            now_s: when it was counted. An answer may take a good part of the time between polls.
-        """
+        """Return how fast a counter of a broker grows, a second; 0 where that is not known."""
         last = self._last.get((broker, key))
         self._last[broker, key] = (count, now_s, int(started_s))
         if last is None or last[2] != int(started_s) or now_s <= last[1]:

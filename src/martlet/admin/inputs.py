@@ -53,17 +53,14 @@ class ActionRefused(Exception):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a user gave. Each method raises ActionRefused where a field is wrong.
-
-    Attributes:
-        fields: of the form or the address.
-        user: the name of who acts.
-    """
+    """What a user gave. Each method raises ActionRefused where a field is wrong."""
 
     site: Site
     view: ClusterView
     fields: Form
+    """Of the form or the address."""
     user: str = ""
+    """The name of who acts."""
 
     def text(self, name: str) -> str:
         """Return a field without spaces around it; empty where it is missing."""
@@ -126,9 +123,6 @@ class Inputs:
     def chosen(self, *filters: str) -> list[str] | None:
         """Return the chosen messages' ids; None for all, or for all that a filter leaves, where the
         form says so.
-
-        Args:
-            filters: the fields that can select messages instead.
         """
         if self.flag("chosen"):
             return self.ids()
@@ -137,12 +131,7 @@ class Inputs:
         return None
 
     def request(self, kind: type[RequestT], **fixed: object) -> RequestT:
-        """Return the request that the fields make.
-
-        Args:
-            kind: its class.
-            fixed: fields that are not those of the form.
-        """
+        """Return the request that the fields make, with fixed values for some."""
         values = {
             name: fixed[name] if name in fixed else self._value(name, field)
             for name, field in fields_of(kind).items()

@@ -13,41 +13,35 @@ ROWS = 50
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column.
-
-    Attributes:
-        name: in the address.
-        value: by which it is sorted.
-        help: what it means, shown over its heading.
-    """
+    """A column."""
 
     name: str
+    """In the address."""
     title: str
     value: Callable[[T], Any]
+    """By which it is sorted."""
     help: str = ""
+    """What it means, shown over its heading."""
 
 
 @dataclass(frozen=True)
 class TablePage(Generic[T]):
-    """The rows of one page of a table.
-
-    Attributes:
-        sort: the name of the column, with ``-`` before it for the greatest first.
-        page: the number of the page, from 1.
-        pages: how many there are.
-        total, found: how many rows there are, and how many the filter leaves.
-        all_found: the rows of all pages.
-    """
+    """The rows of one page of a table."""
 
     rows: Sequence[T]
     columns: Sequence[Column[T]]
     sort: str
+    """The name of the column, with ``-`` before it for the greatest first."""
     page: int
+    """The number of the page, from 1."""
     pages: int
+    """How many there are."""
     total: int
     found: int
+    """How many rows there are, and how many the filter leaves."""
     text: str
     all_found: Sequence[T]
+    """The rows of all pages."""
 
     def sorted_by(self, column: Column[T]) -> str:
         """Return the ``sort`` that a click on a heading asks for."""

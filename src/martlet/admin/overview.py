@@ -175,15 +175,12 @@ async def channel(request: web.Request) -> web.StreamResponse:
 
 @dataclass(frozen=True)
 class _NamedChannel:
-    """What brokers say of a channel that is asked for by its name.
-
-    Attributes:
-        consumers: those of all brokers.
-        latency: of their finishes; None where no broker says.
-    """
+    """What brokers say of a channel that is asked for by its name."""
 
     consumers: list[ConnectedConsumer] = field(default_factory=list)
+    """Those of all brokers."""
     latency: FinishLatency | None = None
+    """Of their finishes; None where no broker says."""
     error: str = ""
 
 

@@ -57,10 +57,6 @@ _PAGES = {
 class AdminServer:
     """The admin page.
 
-    Args:
-        options: of the command.
-        log: the destination of log lines.
-
     Raises OSError: a file of the options cannot be read; the text names the flag.
     """
 

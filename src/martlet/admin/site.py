@@ -44,22 +44,20 @@ class PageNotFound(Exception):
 
 @dataclass
 class Site:
-    """The state of the process.
-
-    Attributes:
-        audit: keeps what was done.
-        undos: what was emptied, and can be put back.
-        streams: the tasks of the pages that are shown live, oldest first, each with the name and
-            the network of its user.
-    """
+    """The state of the process."""
 
     options: AdminOptions
     admin: Admin
     collector: Collector
     audit: AuditLog
+    """Keeps what was done."""
     log: logging.Logger
     undos: Undos = field(default_factory=Undos)
+    """What was emptied, and can be put back."""
     streams: dict[asyncio.Task[Any], tuple[str, str]] = field(default_factory=dict)
+    """The tasks of the pages that are shown live, oldest first, each with the name and the network
+    of its user.
+    """
     templates: jinja2.Environment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,13 +104,7 @@ class Site:
         template: str,
         context: Context,
     ) -> web.StreamResponse:
-        """Answer a page, or, for an event stream, its region after each poll of the brokers.
-
-        Args:
-            request: whose query the page reads.
-            template: its name.
-            context: makes the values of the template from a view. Raises PageNotFound.
-        """
+        """Answer a page, or, for an event stream, its region after each poll of the brokers."""
         view = await self.collector.fresh()
         if request.method == "GET" and _EVENT_STREAM in request.headers.get("Accept", ""):
             return await self._stream(request, template, view, context)

@@ -15,21 +15,18 @@ MAX_UNDOS = 100
 
 @dataclass(frozen=True)
 class Undo:
-    """An empty that can be undone.
-
-    Attributes:
-        number: names it in forms.
-        user: who did it; empty for an anonymous user.
-        at_s: when, in seconds since 1970.
-        emptied: what brokers answered, by URL.
-    """
+    """An empty that can be undone."""
 
     number: int
+    """Names it in forms."""
     topic: str
     channel: str
     user: str
+    """Who did it; empty for an anonymous user."""
     at_s: float
+    """When, in seconds since 1970."""
     emptied: Mapping[str, EmptiedChannel]
+    """What brokers answered, by URL."""
 
     @property
     def message_count(self) -> int:

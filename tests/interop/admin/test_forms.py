@@ -214,7 +214,8 @@ async def test_ids_of_another_topic_are_not_there(page: Page, broker: Broker) ->
     for action, done in (("redrive", "redriven"), ("purge", "purged")):
         query = [("action", f"{action}_dead_letters"), *missing]
         assert "There is nothing to do" in await send(page, "GET", "/confirm", query)
-        text = notice_of(await page.act(query[0][1], **dict(missing)))
+        fields: dict[str, Any] = dict(missing)
+        text = notice_of(await page.act(query[0][1], **fields))
         assert text == f"0 dead letters of channel work of other were {done}; 1 was not there"
     text = notice_of(await page.act("cancel_delayed", topic="other", chosen="yes", ids=waiting.id))
     assert text == "0 delayed messages of topic other were cancelled; 1 no longer waited"
@@ -231,8 +232,17 @@ async def test_a_dead_letter_topic_is_said_to_be_meant_as_a_whole(
             "The whole topic orders.work.dead is meant: the dead letters of every channel in it,"
             " not of channel work of other alone."
         ) in text
-    assert "1 dead letter of topic orders.work.dead was purged" in notice_of(
-        await page.act("purge_dead_letters", **dict(form))
-    )
+    fields: dict[str, Any] = dict(form)
+    text = notice_of(await page.act("purge_dead_letters", **fields))
+    assert text == "1 dead letter of topic orders.work.dead was purged"
     entry = page.server._audit.entries[-1]
     assert (entry.topic, entry.channel) == ("orders.work.dead", "")
+
+
+async def test_no_form_makes_a_reset_a_dry_run_that_is_said_to_be_done(
+    page: Page, broker: Broker
+) -> None:
+    before = await state_of(broker)
+    fields: dict[str, Any] = dict(GROUP)
+    await page.act("reset_group", **fields, to="last", dry_run="yes")
+    assert [before[1], (await state_of(broker))[1]] == [[0], [1]]

@@ -51,13 +51,10 @@ class UpstreamFailed(Exception):
 
 
 class KnownProducer(NamedTuple):
-    """A broker, as nsqadmin describes it.
-
-    Attributes:
-        url: where it is asked.
-    """
+    """A broker, as nsqadmin describes it."""
 
     url: str
+    """Where it is asked."""
     fields: dict[str, Any]
 
     @property
@@ -200,13 +197,8 @@ class NsqadminCluster:
         *,
         clients: bool,
     ) -> tuple[list[Stats], dict[str, Stats]]:
-        """Return the topics of each broker, and the sums of channels.
-
-        Args:
-            producers: the brokers.
-            topic, channel: only these; the sums are then by the channel's name, else by
-                ``topic:channel``.
-            clients: whether to list clients.
+        """Return the topics of each broker, and the sums of channels: of one topic by the channel's
+        name, else by ``topic:channel``.
         """
         args = {"format": "json"}
         args |= {name: text for name, text in (("topic", topic), ("channel", channel)) if text}

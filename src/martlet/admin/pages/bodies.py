@@ -25,17 +25,14 @@ FORMS = ("text", "json", "hex")
 
 @dataclass(frozen=True)
 class BodyText:
-    """A body, or the beginning of one, as it is shown.
-
-    Attributes:
-        text: what is shown.
-        form: one of `FORMS`.
-        shown_bytes: how many bytes of the body that is.
-    """
+    """A body, or the beginning of one, as it is shown."""
 
     text: str
+    """What is shown."""
     form: str
+    """One of `FORMS`."""
     shown_bytes: int
+    """How many bytes of the body that is."""
     total_bytes: int
 
     @property

@@ -50,26 +50,21 @@ _FILTER = ("topic", "channel", "dead_letter_topic", "reason", "error", "since", 
 
 @dataclass
 class LetterGroup:
-    """Dead letters of one channel with one reason and one latest error.
-
-    Attributes:
-        dead_letter_topic: where they are.
-        topic, channel: where they come from.
-        reason: why they are dead.
-        error: the latest error of each; empty where they are not grouped by it.
-        tries: how often they were delivered, the least and the greatest; empty if unknown.
-        first, latest: the one that died first, and last.
-    """
+    """Dead letters of one channel with one reason and one latest error."""
 
     dead_letter_topic: str
     topic: str
     channel: str
+    """Where they come from."""
     reason: str
     error: str
+    """The latest error of each; empty where they are not grouped by it."""
     first: DeadLetterMessage
     latest: DeadLetterMessage
+    """The one that died first, and last."""
     count: int = 0
     tries: set[int] = field(default_factory=set)
+    """How often they were delivered, the least and the greatest; empty if unknown."""
 
     def add(self, letter: DeadLetterMessage) -> None:
         """Count a letter."""
@@ -91,19 +86,16 @@ class LetterGroup:
 
 @dataclass
 class KeptLetters:
-    """A dead-letter topic of all brokers, with the channels whose letters it has.
-
-    Attributes:
-        grouped: how many of those were read to group them.
-        groups: by channel, reason and error, the largest first.
-        errors: why some could not be read.
-    """
+    """A dead-letter topic of all brokers, with the channels whose letters it has."""
 
     name: str
     count: int = 0
     grouped: int = 0
+    """How many of those were read to group them."""
     groups: list[LetterGroup] = field(default_factory=list)
+    """By channel, reason and error, the largest first."""
     errors: list[str] = field(default_factory=list)
+    """Why some could not be read."""
 
 
 async def overview(request: web.Request) -> web.StreamResponse:

@@ -26,20 +26,17 @@ _TO = {
 
 @dataclass
 class GroupTotals:
-    """A group of all brokers.
-
-    Attributes:
-        kind: ``offsets`` or ``follower``.
-        is_paused: whether it gets no messages at any broker.
-    """
+    """A group of all brokers."""
 
     topic: str
     group: str
     kind: str
+    """``offsets`` or ``follower``."""
     members: int = 0
     queues: int = 0
     lag: int = 0
     is_paused: bool = False
+    """Whether it gets no messages at any broker."""
     brokers: list[str] = field(default_factory=list)
 
     def add(self, broker: str, summary: GroupSummary) -> None:
@@ -146,7 +143,7 @@ async def _preview(inputs: Inputs) -> Preview:
 
 
 async def _do(inputs: Inputs) -> str:
-    request = inputs.request(ResetGroup)
+    request = inputs.request(ResetGroup, dry_run=False)
     answers = await GroupAdmin.reset.run(inputs.admin.http, request)
     lag = answers.total(lambda reset: reset.lag)
     text = f"Group {request.group} of {request.topic} was reset; its lag is {lag:,}"

@@ -30,21 +30,18 @@ _BRAND = b'<span class="brand">Martlet</span>'
 
 @dataclass(frozen=True)
 class JobPage:
-    """A page of a job.
-
-    Attributes:
-        number: the number of its --job-page.
-        path: of the file.
-        title: the page's own.
-        written_s: when it was written, in seconds since 1970.
-        size: of the file, in bytes.
-    """
+    """A page of a job."""
 
     number: int
+    """The number of its --job-page."""
     path: Path
+    """Of the file."""
     title: str
+    """The page's own."""
     written_s: float
+    """When it was written, in seconds since 1970."""
     size: int
+    """Of the file, in bytes."""
 
 
 async def jobs(request: web.Request) -> web.StreamResponse:

@@ -32,18 +32,15 @@ _MAX_EDITED_BYTES = SHOWN_BYTES
 
 @dataclass(frozen=True)
 class MessageFacts:
-    """What a broker knows of a message.
-
-    Attributes:
-        topic: where the message is.
-        stored: the message, if it can be read.
-        traced: its history and its state in each channel; None where that is not known.
-    """
+    """What a broker knows of a message."""
 
     broker: str
     topic: str
+    """Where the message is."""
     stored: LogMessage | None
+    """The message, if it can be read."""
     traced: TracedMessage | None
+    """Its history and its state in each channel; None where that is not known."""
 
     @property
     def id(self) -> str:

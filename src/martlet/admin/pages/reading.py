@@ -33,17 +33,14 @@ STARTS = ("last", "first", "offset", "time")
 
 @dataclass(frozen=True)
 class MessageFilter:
-    """Which messages are meant; all that is given must hold.
-
-    Attributes:
-        key: one of their keys.
-        header: the name of a header, or ``name=value``.
-        text: a part of their body, in UTF-8.
-    """
+    """Which messages are meant; all that is given must hold."""
 
     key: str = ""
+    """One of their keys."""
     header: str = ""
+    """The name of a header, or ``name=value``."""
     text: str = ""
+    """A part of their body, in UTF-8."""
 
     def __bool__(self) -> bool:
         return bool(self.key or self.header or self.text)
@@ -62,25 +59,21 @@ class MessageFilter:
 
 @dataclass(frozen=True)
 class ReadStart:
-    """Where to read.
-
-    Attributes:
-        topic: which topic.
-        kind: one of `STARTS`.
-        offset: of ``offset``.
-        time_ms: of ``time``, in milliseconds since 1970.
-        broker: the URL of the only broker; empty for all.
-        queue: the only queue; None for all.
-        on: the broker, queue and offset where an earlier read ended; None to begin.
-    """
+    """Where to read."""
 
     topic: str
     kind: str = "last"
+    """One of `STARTS`."""
     offset: int = 0
+    """Of ``offset``."""
     time_ms: int = 0
+    """Of ``time``, in milliseconds since 1970."""
     broker: str = ""
+    """The URL of the only broker; empty for all."""
     queue: int | None = None
+    """The only queue; None for all."""
     on: tuple[str, int, int] | None = None
+    """The broker, queue and offset where an earlier read ended; None to begin."""
 
 
 @dataclass(frozen=True)
@@ -93,31 +86,27 @@ class FoundMessage:
 
 @dataclass
 class LogResult:
-    """What was read.
-
-    Attributes:
-        found: the messages.
-        queues: the queues that there are, of each broker.
-        read_count: how many messages were read.
-        read_bytes: the size of their bodies.
-        took_s: how long it took.
-        stopped: the limit that ended it; empty at the end of the log.
-        next: where to continue; None at the end.
-        after: where a search by key continues, by broker; empty at the end.
-        errors: why queues could not be read.
-        notes: what a user should know of the beginning.
-    """
+    """What was read."""
 
     found: list[FoundMessage] = field(default_factory=list)
     queues: list[tuple[str, LogQueue]] = field(default_factory=list)
+    """The queues that there are, of each broker."""
     read_count: int = 0
+    """How many messages were read."""
     read_bytes: int = 0
+    """The size of their bodies."""
     took_s: float = 0.0
+    """How long it took."""
     stopped: str = ""
+    """The limit that ended it; empty at the end of the log."""
     next: tuple[str, int, int] | None = None
+    """Where to continue; None at the end."""
     after: Mapping[str, str] = field(default_factory=dict)
+    """Where a search by key continues, by broker; empty at the end."""
     errors: list[str] = field(default_factory=list)
+    """Why queues could not be read."""
     notes: list[str] = field(default_factory=list)
+    """What a user should know of the beginning."""
 
     def limit(self, max_found: int) -> str:
         """Return the limit that was reached; empty for none."""
@@ -135,12 +124,6 @@ async def search_by_key(
 ) -> LogResult:
     """Search by key, newest first: brokers have an index of keys. Raises AdminError,
     and ActionRefused: no message can have that key.
-
-    Args:
-        admin: the way to the brokers.
-        start: its topic, broker and time; the queue, and other positions, do not count.
-        wanted: which of the messages with the key.
-        after: where an earlier search ended; empty to begin.
     """
     began_s = time.monotonic()
     try:
@@ -169,15 +152,7 @@ async def search_by_key(
 
 
 class LogReader:
-    """Reads the log of a topic.
-
-    Args:
-        admin: the way to the brokers.
-        start: where to read.
-        wanted: which messages.
-        max_found: how many.
-        clock: for the time limit.
-    """
+    """Reads the log of a topic."""
 
     def __init__(
         self,

@@ -35,20 +35,17 @@ _TO = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a policy.
-
-    Attributes:
-        name, help: as of the policy.
-        choices: of words; empty for other values.
-        shown: its value as it is typed, empty for the default.
-        values: the value at each broker, where they differ.
-    """
+    """A field of a policy."""
 
     name: str
     help: str
+    """As of the policy."""
     choices: tuple[str, ...]
+    """Of words; empty for other values."""
     shown: str
+    """Its value as it is typed, empty for the default."""
     values: Mapping[str, str]
+    """The value at each broker, where they differ."""
 
 
 async def settings(request: web.Request) -> web.StreamResponse:
@@ -194,18 +191,15 @@ async def _add_queues(inputs: Inputs) -> str:
 
 @dataclass(frozen=True)
 class ReplayFrom:
-    """Where a replay begins in a queue.
-
-    Attributes:
-        offset, end_offset: the first message that is delivered again, and the end of the queue.
-        is_gone: whether it cannot be, since messages from there on are no longer stored.
-    """
+    """Where a replay begins in a queue."""
 
     broker: str
     queue: int
     offset: int
     end_offset: int
+    """The first message that is delivered again, and the end of the queue."""
     is_gone: bool = False
+    """Whether it cannot be, since messages from there on are no longer stored."""
 
 
 async def _starts(inputs: Inputs) -> tuple[list[ReplayFrom], list[str]]:
