@@ -92,11 +92,9 @@ async def page(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Any]:
     async with playwright.async_playwright() as started:
-        started_browser = await started.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox"]
-        )
-        yield started_browser
-        await started_browser.close()
+        child = await started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield child
+        await child.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
