@@ -17,8 +17,8 @@ import jinja2
 import pytest
 from jinja2.bccache import Bucket, BytecodeCache
 
-from martlet.admin.server import AdminServer
 from martlet.client import Producer
+from martlet.console.server import AdminServer
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions
 from martlet.options.admin import AdminOptions
@@ -117,7 +117,7 @@ async def page_of(
     server = AdminServer(settings, logging.getLogger("martlet"))
     with pytest.MonkeyPatch.context() as patch:
         cached = partial(jinja2.Environment, bytecode_cache=COMPILED)
-        patch.setattr("martlet.admin.site.jinja2.Environment", cached)
+        patch.setattr("martlet.console.site.jinja2.Environment", cached)
         await server.start()
     try:
         async with aiohttp.ClientSession() as session:

@@ -16,7 +16,7 @@ from tests.admin_page import lookup_daemon, page_of
 from tests.polling import until
 
 from martlet import http_connection
-from martlet.admin import server as admin_server
+from martlet.console import server as admin_server
 from martlet.server.http.request import Request
 from martlet.server.http.server import HttpServer
 from martlet.testing import Broker

@@ -12,14 +12,14 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LOWER = {"broker", "log"}
-EDGES = {"admin", "spark", "client", "lookup", "server"}
+EDGES = {"console", "spark", "client", "lookup", "server"}
 
 # The packages that each package may import, beside itself and the ground modules.
 MAY_IMPORT = {
     "cli": {"pipeline", "replica", "supervisor", "migration"} | EDGES | LOWER,
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | EDGES | LOWER,
-    "admin": {"client"} | LOWER,
+    "console": {"client"} | LOWER,
     "pipeline": {"client", "spark"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"layer", "protocol"},
@@ -370,7 +370,7 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "msgspec"},
         ),
         (
-            "import martlet.cli.admin.topic",
+            "import martlet.cli.operations.topic",
             {"aiohttp", "numpy", "uvloop", "martlet.client.consumer", "martlet.client.producer"},
         ),
         ("import martlet.client.hooks", {"martlet.client.consumer", "martlet.client.group"}),

@@ -67,50 +67,54 @@ GROUPS: dict[str, dict[str, Command]] = {
         "stat": Command(
             "martlet.cli.nsq_tools.stat", "show counts as they change; takes nsq_stat's flags"
         ),
-        "nodes": Command("martlet.cli.admin.nodes", "list the brokers that lookup daemons know"),
-        "health": Command("martlet.cli.admin.health", "check brokers and lookup daemons"),
+        "nodes": Command(
+            "martlet.cli.operations.nodes", "list the brokers that lookup daemons know"
+        ),
+        "health": Command("martlet.cli.operations.health", "check brokers and lookup daemons"),
         "peek": Command(
-            "martlet.cli.admin.peek",
+            "martlet.cli.operations.peek",
             "show the unfinished messages of a channel, without consuming any",
         ),
         "trace": Command(
-            "martlet.cli.admin.trace", "show the history of a message, by its id or a key"
+            "martlet.cli.operations.trace", "show the history of a message, by its id or a key"
         ),
     },
     "change": {
         "topic": Command(
-            "martlet.cli.admin.topic",
+            "martlet.cli.operations.topic",
             "list, create, pause, empty, delete or configure topics",
             actions=("list", "create", "pause", "unpause", "empty", "delete", "configure"),
         ),
         "channel": Command(
-            "martlet.cli.admin.channel",
+            "martlet.cli.operations.channel",
             "list, create, pause, empty, delete or configure channels",
             actions=("list", "create", "pause", "unpause", "empty", "delete", "configure"),
         ),
         "groups": Command(
-            "martlet.cli.admin.groups",
+            "martlet.cli.operations.groups",
             "list, describe or reset consumer groups",
             actions=("list", "describe", "reset"),
         ),
-        "replay": Command("martlet.cli.admin.replay", "rewind a channel to an offset or a time"),
+        "replay": Command(
+            "martlet.cli.operations.replay", "rewind a channel to an offset or a time"
+        ),
         "dead-letters": Command(
-            "martlet.cli.admin.dead_letters",
+            "martlet.cli.operations.dead_letters",
             "list, show, redrive or purge dead letters",
             actions=("list", "show", "redrive", "purge"),
         ),
         "delayed": Command(
-            "martlet.cli.admin.delayed",
+            "martlet.cli.operations.delayed",
             "list or cancel delayed messages",
             actions=("list", "cancel"),
         ),
         "transactions": Command(
-            "martlet.cli.admin.transactions",
+            "martlet.cli.operations.transactions",
             "list, show, commit or roll back transactions",
             actions=("list", "show", "commit", "rollback"),
         ),
         "replicas": Command(
-            "martlet.cli.admin.replicas",
+            "martlet.cli.operations.replicas",
             "show or change the replicas of a broker, or the primary",
             actions=(
                 *("show", "create", "add", "remove", "hand-over", "set", "force", "recreate"),

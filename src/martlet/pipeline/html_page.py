@@ -37,7 +37,7 @@ MAX_TABLE_ROWS = 2000
 MAX_PLOT_SERIES = 20
 """Series of one plot that are drawn; the legend says how many more there are."""
 _HTML = Path(__file__).with_suffix(".html")
-_STYLESHEET = Path(__file__).parents[1] / "admin" / "static" / "admin.css"
+_STYLESHEET = Path(__file__).parents[1] / "console" / "static" / "admin.css"
 _INCHES = (9.0, 3.2)
 _INK = "#010203"
 """The colour of texts and axes while matplotlib draws; in the page it is that of the text."""

@@ -171,7 +171,7 @@ UNUSED = (
     "OpenSSL",
     "difflib",
     "jinja2",
-    "martlet.admin",
+    "martlet.console",
     "martlet.client",
     "martlet.lookup",
     "martlet.properties.filter.conditions",

@@ -10,8 +10,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy, read_words
-from martlet.cli.admin.configure import _shown
 from martlet.cli.main import main
+from martlet.cli.operations.configure import _shown
 from martlet.testing import BrokerProcess
 
 

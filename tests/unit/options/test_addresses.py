@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import config
-from martlet.cli.admin.peek import PeekOptions
 from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.nsq_tools.pub import PublishOptions
 from martlet.cli.nsq_tools.tail import TailOptions
+from martlet.cli.operations.peek import PeekOptions
 from martlet.cli.start import arguments
 from martlet.options import OptionError
 from martlet.options.addresses import (

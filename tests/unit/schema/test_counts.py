@@ -30,7 +30,7 @@ exec(compile(text, spec.origin, "exec"), vars(module))
 from rich.console import Console
 from tests.crash.wire import http
 
-from martlet.admin.cluster import ClusterView, merge
+from martlet.console.cluster import ClusterView, merge
 from martlet.cli.nsq_tools.stat import Poll, table
 from martlet.client.admin import Admin
 from martlet.server.observability.statsd import Statsd, _counts

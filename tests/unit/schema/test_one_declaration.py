@@ -12,12 +12,12 @@ import pytest
 from docs.reference.generate import described
 from multidict import MultiDict
 
-from martlet.admin.inputs import ActionRefused, Inputs
 from martlet.cli import start
 from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.client import Admin, AdminError, sync
 from martlet.client.admin.methods import OperationGroup, PagesMethod, listed
 from martlet.client.sync.admin import _SyncOperationGroup
+from martlet.console.inputs import ActionRefused, Inputs
 from martlet.options.flag import OptionError
 from martlet.schema.access import OPERATORS
 from martlet.schema.dead_letters import (

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     options = start.options(command, AdminOptions, argv, lambda _options: [start.version()])
     replace_standard_streams()
     try:
-        from martlet.admin.server import AdminServer
+        from martlet.console.server import AdminServer
     except ImportError as error:
         log.critical("the admin page wants %s: %s", error.name, how_to_install("admin"))
         return 1

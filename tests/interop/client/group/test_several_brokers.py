@@ -19,7 +19,7 @@ from tests.unit.client.consumer.consuming import running
 from martlet.addresses import Address
 from martlet.allocation import STRATEGIES
 from martlet.broker.groups.membership import CUSTOM
-from martlet.cli.admin.groups import describe_lines
+from martlet.cli.operations.groups import describe_lines
 from martlet.client import (
     GroupMember,
     Identity,

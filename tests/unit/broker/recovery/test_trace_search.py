@@ -15,7 +15,7 @@ from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.trace_search import Search, Trace, TraceNotFound, TraceResult
 from martlet.broker.topic.offset_reset import begin_group, follow, reset_group
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.cli.admin.trace import text as text_of
+from martlet.cli.operations.trace import text as text_of
 from martlet.log.folder import Folder
 from martlet.properties.model import Properties
 from martlet.schema.traces import FoundMessages
