@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,7 +61,9 @@ class CallCommand:
                     answer(reply_of(begun))
                 else:
                     answering = self._answer_begun(connection, command, begun)
-                    self._start(answering, connection, connection.begun_calls)
+                    task = self._start(answering, connection, connection.begun_calls)
+                    # A task that is cancelled before its first step has not awaited it.
+                    task.add_done_callback(lambda _: begun.close())
         elif len(connection.calls) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
@@ -74,11 +76,12 @@ class CallCommand:
         answering: Coroutine[object, object, None],
         connection: ClientConnection,
         tasks: set[asyncio.Task[None]],
-    ) -> None:
+    ) -> asyncio.Task[None]:
         self._on_task()
         task = asyncio.get_running_loop().create_task(answering)
         tasks.add(task)
         task.add_done_callback(partial(_has_answered, connection, tasks))
+        return task
 
     async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
         await connection.drained()
@@ -86,7 +89,7 @@ class CallCommand:
             answer(await self._registry.run(connection, command.method, command.fields))
 
     async def _answer_begun(
-        self, connection: ClientConnection, command: v2.Call, begun: Awaitable[Answer]
+        self, connection: ClientConnection, command: v2.Call, begun: Coroutine[Any, Any, Answer]
     ) -> None:
         with self._answering(connection, command) as answer:
             answer(await self._registry.end(begun))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -94,7 +94,7 @@ class Caller(Protocol):
         """Check that it may subscribe to a channel."""
 
 
-Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
+Method = Callable[[Caller, CallArguments], Answer | Coroutine[Any, Any, Answer]]
 Methods = Mapping[str, Method]
 
 AT_ONCE = frozenset(
@@ -167,7 +167,7 @@ class CallRegistry:
 
     def begin(
         self, caller: Caller, method: str, fields: Mapping[str, object]
-    ) -> Answer | Awaitable[Answer]:
+    ) -> Answer | Coroutine[Any, Any, Answer]:
         """Run a method up to its first wait, or, if it has none, until its answer has to wait.
 
         Raises CallError.
@@ -183,7 +183,7 @@ class CallRegistry:
             return answer
         return self._settled(answer)
 
-    async def _settled(self, answer: Answer | Awaitable[Answer]) -> Answer:
+    async def _settled(self, answer: Answer | Coroutine[Any, Any, Answer]) -> Answer:
         """Return a method's answer once it may be given."""
         if inspect.isawaitable(answer):
             answer = await answer
@@ -195,7 +195,7 @@ class CallRegistry:
         return await self.end(self.begin(caller, method, fields))
 
     @staticmethod
-    async def end(begun: Answer | Awaitable[Answer]) -> Reply:
+    async def end(begun: Answer | Coroutine[Any, Any, Answer]) -> Reply:
         """Return the answer of a call that was begun. Raises CallError."""
         if inspect.isawaitable(begun):
             with _refusals():
