@@ -37,7 +37,7 @@ def main() -> None:
     except ImportError:
         sys.exit(f"fuzzing needs atheris: {sys.executable} -m pip install atheris")
     with atheris.instrument_imports(include=["martlet.protocol"]):
-        decoding = import_module("tests.property.decoding")
+        decoding = import_module("tests.property.protocol.nsq.decoding")
         states = list(import_module("martlet.protocol.nsq.v2").State)
 
     def one_input(data: bytes) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.property import test_log_copy
+from tests.property.log import test_log_copy
 from tests.simulation import node as node_module
 from tests.simulation.cluster import Faults
 from tests.simulation.node import Node

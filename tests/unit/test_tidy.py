@@ -26,7 +26,7 @@ BANNED = re.compile(
     r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|told|whole|tell_\w+|told_\w+)"
 )
 TESTS = Path(__file__).parents[1]
-MIRRORS = ("crash", "interop", "spark", "unit")
+MIRRORS = ("crash", "interop", "property", "spark", "unit")
 """Folders of tests that have the folders of the package, and of what stands beside it."""
 BANNED_IN_TESTS = re.compile(r"_?(\w+_)?told(_\w+)?", re.IGNORECASE)
 PLAIN = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from tests.property.log_feed import feed
+from tests.property.log.feed import feed
 from tests.unit.broker.core import SEGMENT_BYTES, Core
 
 from martlet.broker.broker import BrokerCore

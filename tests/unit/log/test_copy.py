@@ -1,4 +1,4 @@
-"""A log that is copied, on a real disk; `tests/property/test_log_copy.py` does the rest."""
+"""A log that is copied, on a real disk; `tests/property/log/test_log_copy.py` does the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.property.log_feed import feed
+from tests.property.log.feed import feed
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy

@@ -82,7 +82,7 @@ def test_the_sanitizers_find_nothing(copied: Path, monkeypatch: pytest.MonkeyPat
         "PYTHONMALLOC": "malloc",
         "ASAN_OPTIONS": "detect_leaks=0",
     }
-    tests = ["property/test_native.py", "unit/native/test_raw_bodies.py"]
+    tests = ["property/native/test_native.py", "unit/native/test_raw_bodies.py"]
     tests = [f"tests/{name}" for name in (*tests, "unit/server/nsq/test_lane.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(

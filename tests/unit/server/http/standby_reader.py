@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
-from tests.property.log_feed import feed
+from tests.property.log.feed import feed
 from tests.unit.broker.core import SEGMENT_BYTES, Core
 
 from martlet.broker.recovery.restore import BrokerRecovery

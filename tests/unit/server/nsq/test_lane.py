@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.property.native_twins import Twin, TwinClient
+from tests.property.native.twins import Twin, TwinClient
 
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.queue_log import QueueLog

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES
-from tests.property.broker_consumers import picks
-from tests.property.broker_replay import ReplayRules
+from tests.property.broker.beside_model import MILLISECOND_NS, SEGMENT_BYTES
+from tests.property.broker.consumer_rules import picks
+from tests.property.broker.replay_rules import ReplayRules
 
 from martlet.broker.policy import TopicPolicy
 from martlet.log.retention import SegmentLocator

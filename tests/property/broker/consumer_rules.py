@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from tests.property.broker_beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS
-from tests.property.broker_delays import DelayRules
-from tests.property.broker_model import ModelConsumer, Place
+from tests.property.broker.beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS
+from tests.property.broker.delay_rules import DelayRules
+from tests.property.broker.model import ModelConsumer, Place
 
 from martlet.broker.errors import NotInFlight
 

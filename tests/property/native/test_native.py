@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.native_twins import Twin, TwinClient
+from tests.property.native.twins import Twin, TwinClient
 
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.native import native

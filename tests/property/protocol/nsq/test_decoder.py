@@ -10,8 +10,8 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.decoding import LIMITS, decode_all
-from tests.property.decoding import one_by_one as single_bytes
+from tests.property.protocol.nsq.decoding import LIMITS, decode_all
+from tests.property.protocol.nsq.decoding import one_by_one as single_bytes
 
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.decoder import Decoder

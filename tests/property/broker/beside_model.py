@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
-from tests.property.broker_model import (
+from tests.property.broker.core_invariants import check_core
+from tests.property.broker.model import (
     NEVER,
     ModelChannel,
     ModelConsumer,
     ModelTopic,
     Place,
 )
-from tests.property.core_invariants import check_core
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel

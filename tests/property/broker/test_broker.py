@@ -20,10 +20,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
-from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES, SMALL_DISK_BYTES
-from tests.property.broker_consumers import delays_ms, picks
-from tests.property.broker_history import HistoryRules
-from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
+from tests.property.broker.beside_model import MILLISECOND_NS, SEGMENT_BYTES, SMALL_DISK_BYTES
+from tests.property.broker.consumer_rules import delays_ms, picks
+from tests.property.broker.history_rules import HistoryRules
+from tests.property.broker.model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
 
 from martlet.broker.channel import delivery as delivery_module
 from martlet.broker.delayed import bucket as bucket_module

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.property.broker_beside_model import SEGMENT_BYTES, EdgeRandom
-from tests.property.broker_model import NEVER, ModelTopic, Place
-from tests.property.log_feed import feed, join
-from tests.property.test_broker import LIFE, BrokerMachine, everything_small
+from tests.property.broker.beside_model import SEGMENT_BYTES, EdgeRandom
+from tests.property.broker.model import NEVER, ModelTopic, Place
+from tests.property.broker.test_broker import LIFE, BrokerMachine, everything_small
+from tests.property.log.feed import feed, join
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.journal.entries import decode_retired

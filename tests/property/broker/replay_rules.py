@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from tests.property.broker_beside_model import FRAME
-from tests.property.broker_consumers import ConsumerRules, picks
-from tests.property.broker_model import ModelTopic, Place
+from tests.property.broker.beside_model import FRAME
+from tests.property.broker.consumer_rules import ConsumerRules, picks
+from tests.property.broker.model import ModelTopic, Place
 
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import OutOfReach

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.property.log_feed import end_in, feed, join, mend
+from tests.property.log.feed import end_in, feed, join, mend
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from tests.property.broker_beside_model import FRAME, MILLISECOND_NS, BesideModel
-from tests.property.broker_model import Message, ModelTopic
+from tests.property.broker.beside_model import FRAME, MILLISECOND_NS, BesideModel
+from tests.property.broker.model import Message, ModelTopic
 
 from martlet.broker.delayed.bucket import PROPERTY, Bucket
 from martlet.broker.errors import WritesRefused

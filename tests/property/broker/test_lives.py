@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.property.test_broker import BrokerMachine, everything_small
+from tests.property.broker.test_broker import BrokerMachine, everything_small
 
 __all__ = ["everything_small"]  # the fixture, which these need too
 
