@@ -98,12 +98,12 @@ def allocate(
     return assignment
 
 
-def _within_reach(strategy: str, found: Assignment, queues: Queues, members: Members) -> None:
+def _within_reach(strategy: str, assignment: Assignment, queues: Queues, members: Members) -> None:
     """Correct the result of a strategy that ignores which brokers a member reaches."""
     if strategy in ("averagely", "averagely-by-circle"):
-        found |= _sticky("", queues, [replace(m, held=found[m.id]) for m in members])
+        assignment |= _sticky("", queues, [replace(m, held=assignment[m.id]) for m in members])
     elif strategy not in ("sticky", "by-config"):
-        complete(found, queues, members, in_room=strategy == "by-machine-room")
+        complete(assignment, queues, members, in_room=strategy == "by-machine-room")
 
 
 def complete(
@@ -119,7 +119,7 @@ def complete(
         assignment[member.id] = mine
         taken.update(mine)
     loads = {member.id: len(assignment[member.id]) + member.elsewhere for member in members}
-    given: list[TopicQueue] = []
+    expanded: list[TopicQueue] = []
     for queue in queues:
         if queue not in taken:
             near = [
@@ -131,22 +131,22 @@ def complete(
                 least = min(near, key=lambda id: (loads[id], id))
                 assignment[least].append(queue)
                 loads[least] += 1
-                given.append(queue)
+                expanded.append(queue)
     for member in members:
         assignment[member.id].sort()
-    return given
+    return expanded
 
 
 def _averagely(topic: str, queues: Queues, members: Members) -> Assignment:
     """AllocateMessageQueueAveragely: consecutive queues, one more for the first members."""
     size, rest = divmod(len(queues), len(members))
-    found: Assignment = {}
+    assignment: Assignment = {}
     at = 0
     for number, member in enumerate(members):
         end = at + size + (number < rest)
-        found[member.id] = list(queues[at:end])
+        assignment[member.id] = list(queues[at:end])
         at = end
-    return found
+    return assignment
 
 
 def _by_circle(topic: str, queues: Queues, members: Members) -> Assignment:
@@ -160,43 +160,43 @@ def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
     gets it.
     """
     taken: set[TopicQueue] = set()
-    found: Assignment = {}
+    assignment: Assignment = {}
     for member in members:
         named = set(member.queues)
-        wanted = [q for q in queues if q.number in named and q not in taken]
-        taken.update(wanted)
-        found[member.id] = wanted
-    return found
+        own = [q for q in queues if q.number in named and q not in taken]
+        taken.update(own)
+        assignment[member.id] = own
+    return assignment
 
 
 def _by_room(topic: str, queues: Queues, members: Members) -> Assignment:
     """AllocateMessageQueueByMachineRoom: equal runs for members of the room, the remainder one
     each.
     """
-    found: Assignment = {}
+    assignment: Assignment = {}
     for room, there in _rooms(queues).items():
         near = [member for member in members if member.room == room]
         size, rest = divmod(len(there), len(near) or 1)
         for number, member in enumerate(near):
-            found[member.id] = list(there[size * number : size * (number + 1)])
+            assignment[member.id] = list(there[size * number : size * (number + 1)])
             if number < rest:
-                found[member.id].append(there[number + size * len(near)])
-    return found
+                assignment[member.id].append(there[number + size * len(near)])
+    return assignment
 
 
 def _nearby(topic: str, queues: Queues, members: Members) -> Assignment:
     """AllocateMachineRoomNearby: within each room; over all members in rooms without any."""
-    found: Assignment = {member.id: [] for member in members}
+    assignment: Assignment = {member.id: [] for member in members}
     far: list[TopicQueue] = []
     for room, there in _rooms(queues).items():
         near = [member for member in members if member.room == room]
         if near:
-            found |= _averagely(topic, there, near)
+            assignment |= _averagely(topic, there, near)
         else:
             far += there
     for member_id, more in _averagely(topic, sorted(far), members).items():
-        found[member_id] = sorted(found[member_id] + more)
-    return found
+        assignment[member_id] = sorted(assignment[member_id] + more)
+    return assignment
 
 
 def _rooms(queues: Queues) -> dict[str, list[TopicQueue]]:
@@ -221,12 +221,12 @@ def _consistent(topic: str, queues: Queues, members: Members) -> Assignment:
     """AllocateMessageQueueConsistentHash: the next virtual node clockwise."""
     nodes = sorted(node for member in members for node in _nodes(member.id))
     hashes = [node[0] for node in nodes]
-    found: Assignment = {}
+    assignment: Assignment = {}
     for queue in queues:
         key = f"MessageQueue [topic={topic}, brokerName={queue.broker}, queueId={queue.number}]"
         at = bisect_left(hashes, _hash(key)) % len(nodes)
-        found.setdefault(nodes[at][1], []).append(queue)
-    return found
+        assignment.setdefault(nodes[at][1], []).append(queue)
+    return assignment
 
 
 def _sticky(topic: str, queues: Queues, members: Members) -> Assignment:
@@ -246,9 +246,9 @@ def _sticky(topic: str, queues: Queues, members: Members) -> Assignment:
         kept[member.id] = mine
     shares = _Shares(kept, members, dict.fromkeys(queue.broker for queue in queues))
     for queue in free:
-        found = shares.least(queue.broker)
-        if found is not None:
-            shares.give(found, queue)
+        member_id = shares.least(queue.broker)
+        if member_id is not None:
+            shares.give(member_id, queue)
     while shares.even():
         pass
     for mine in kept.values():

@@ -116,17 +116,17 @@ class TrustedBrokers:
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []
-        self._places: set[tuple[str, int]] = set()
+        self._addresses: set[tuple[str, int]] = set()
         self._domains: set[str] = set()
         for entry in entries:
             try:
                 self._networks.append(ip_network(entry, strict=False))
             except ValueError:
-                host, port = _place(entry.removeprefix("."))
+                host, port = _host_and_port(entry.removeprefix("."))
                 if entry.startswith(".") and not port:
                     self._domains.add(f".{host}")
                 else:
-                    self._places.add((host, port))
+                    self._addresses.add((host, port))
 
     def has(self, address: Address) -> bool:
         """Return whether it is one of them."""
@@ -136,10 +136,10 @@ class TrustedBrokers:
         host = _comparable(address.host)
         if any(host.endswith(domain) for domain in self._domains):
             return True
-        return not self._places.isdisjoint(((host, 0), (host, address.port)))
+        return not self._addresses.isdisjoint(((host, 0), (host, address.port)))
 
 
-def _place(entry: str) -> tuple[str, int]:
+def _host_and_port(entry: str) -> tuple[str, int]:
     """Return a host and a port, 0 for any. Raises ValueError."""
     host, _, port = entry.rpartition(":")
     address = Address.parse(entry) if port.isdigit() and host else Address(entry.strip("[]"), 0)
@@ -155,10 +155,10 @@ def _comparable(host: str) -> str:
 
 def _ip(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(host)
+        address = ip_address(host)
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def token_headers(path: str, setting: str = f"--{TOKEN_FLAG}") -> dict[str, str]:
@@ -172,8 +172,8 @@ def token_headers(path: str, setting: str = f"--{TOKEN_FLAG}") -> dict[str, str]
 
 def host_of(host: str) -> str:
     """Return the host of ``host:port``, without brackets, in lower case; all of what is neither."""
-    found = _HOST.fullmatch(host)
-    return (host if found is None else found[1] or found[2] or "").lower()
+    match = _HOST.fullmatch(host)
+    return (host if match is None else match[1] or match[2] or "").lower()
 
 
 def is_address(host: str) -> bool:
@@ -251,9 +251,9 @@ async def read_json(response: aiohttp.ClientResponse, max_bytes: int) -> Any:
     """
     body = await read_body(response, max_bytes)
     try:
-        found = json.loads(body.decode())
+        value = json.loads(body.decode())
         if _SURROGATE.search(body):
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-        return found
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+        return value
     except RecursionError:
         raise ValueError("an answer too deep to be read") from None

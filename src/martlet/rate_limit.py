@@ -102,7 +102,7 @@ class RateLimit:
         self._waiting: dict[Limited, None] = {}
         """The parts to call then, the longest waiting first."""
 
-    def room(self, part: Limited) -> int:
+    def room(self, limited: Limited) -> int:
         """Return how many messages a part may hand out; if none, it is called again in time."""
         if not self._is_empty:
             count = self._bucket.available(self._clock())
@@ -110,7 +110,7 @@ class RateLimit:
                 return count
             self._is_empty = True
             self._call_at(self._bucket.due_ns())
-        self._waiting[part] = None
+        self._waiting[limited] = None
         return 0
 
     def take(self, count: int) -> None:
@@ -121,9 +121,9 @@ class RateLimit:
         """Call the parts that wait, in turn."""
         self._is_empty = False
         waiting = self._waiting
-        for part in self._in_turn(list(waiting)):
-            waiting.pop(part, None)
-            part.pump()
+        for limited in self._in_turn(list(waiting)):
+            waiting.pop(limited, None)
+            limited.pump()
 
     def _in_turn(self, waiting: list[Limited]) -> list[Limited]:
         """Return the parts that wait in the order in which they may go: the first of the last time

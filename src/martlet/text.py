@@ -54,9 +54,9 @@ def parse_duration(text: str) -> int:
     if rest == "0":
         return 0
     total = 0
-    place = 0
-    while place < len(rest) or not place:
-        term = _TERM.match(rest, place)
+    at = 0
+    while at < len(rest) or not at:
+        term = _TERM.match(rest, at)
         if term is None:
             raise ValueError(f"{text!r} is not a duration; write one like 1m30s or 100ms")
         unit = term[4]
@@ -69,7 +69,7 @@ def parse_duration(text: str) -> int:
                 f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h{way_out}"
             )
         total += _times(term, _UNITS_NS[unit])[0]
-        place = term.end()
+        at = term.end()
     if total > MAX_NS:
         raise ValueError(f"{text!r} is too long; the longest duration is about 2562047h")
     return -total if negative else total
@@ -109,10 +109,10 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: the text says what is wrong and shows valid forms.
     """
-    parts = _SIZE.fullmatch(text.strip().lower().replace("_", ""))
-    if parts is None or parts[4] not in _SIZES:
+    match = _SIZE.fullmatch(text.strip().lower().replace("_", ""))
+    if match is None or match[4] not in _SIZES:
         raise ValueError(f"{text!r} is not a size; write bytes, or 64KiB, 100MiB, 2GiB")
-    size, rest = _times(parts, _SIZES[parts[4]])
+    size, rest = _times(match, _SIZES[match[4]])
     if rest:
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return size

@@ -46,8 +46,8 @@ def reason(error: OSError, server: str = BROKER) -> str:
     if isinstance(error, ssl.SSLError):
         return str(error)
     number = error.errno
-    if number is None and (found := _NUMBER.search(str(error))):
-        number = int(found[1])  # All addresses of a name were tried, and each has an error.
+    if number is None and (match := _NUMBER.search(str(error))):
+        number = int(match[1])  # All addresses of a name were tried, and each has an error.
     if number is None or number <= 0:
         return str(error) or type(error).__name__
     text = os.strerror(number).lower()

@@ -85,7 +85,7 @@ def begin_bundle(
 
 def write_batches(
     top: bytearray,
-    parts: Iterable[BatchSlot],
+    slots: Iterable[BatchSlot],
     position: int,
     epoch: int,
     write: Callable[[memoryview, int], None],
@@ -104,7 +104,7 @@ def write_batches(
     at = position + len(top)
     checksum = crc32c(top[_CRC_AT + _CRC.size :])
     positions = []
-    for record, flags, contents in parts:
+    for record, flags, contents in slots:
         seal(record, RecordKind.BATCH, flags | RecordFlag.BUNDLED, at, epoch, contents)
         checksum = crc32c(record, checksum)
         write(record, at)

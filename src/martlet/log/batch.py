@@ -145,11 +145,11 @@ class LogBatch:
 
     def _reserve(self, length: int) -> None:
         """Grow the buffer so that `length` more bytes of frames, and the trailer, fit."""
-        wanted = self.end + length
-        if wanted <= len(self.scratch):
+        end = self.end + length
+        if end <= len(self.scratch):
             return
         capacity = len(self.scratch)
-        while capacity < wanted:
+        while capacity < end:
             capacity *= 2
         old = self._view[: self.end]
         self._allocate(capacity)

@@ -59,12 +59,12 @@ class Needed(NamedTuple):
 
 def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes:
     """Lay out a checkpoint file."""
-    parts = bytearray()
+    records = bytearray()
     for kind, topic, entry in entries:
-        parts += journal_record(
-            kind, entry, position=len(parts), epoch=epoch, topic=topic, stored_at_ns=stored_at_ns
+        records += journal_record(
+            kind, entry, position=len(records), epoch=epoch, topic=topic, stored_at_ns=stored_at_ns
         )
-    return bytes(parts)
+    return bytes(records)
 
 
 def load(storage: SmallFiles) -> Checkpoint | str:

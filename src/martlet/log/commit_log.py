@@ -217,7 +217,7 @@ class CommitLog(SegmentedLog):
         self._write(records)
 
     def append_bundle(
-        self, entry: bytes, lengths: Sequence[int], parts: Iterable[BatchSlot], stored_at_ns: int
+        self, entry: bytes, lengths: Sequence[int], slots: Iterable[BatchSlot], stored_at_ns: int
     ) -> list[int]:
         """Write batches of these lengths, all or none, with the journal entry that they depend on.
         Returns their positions.
@@ -229,19 +229,19 @@ class CommitLog(SegmentedLog):
         self.make_room(length, journal=False)
         position = self.position
         top = begin_bundle(entry, lengths, position, self.epoch, stored_at_ns)
-        positions = write_batches(top, self._noted(parts), position, self.epoch, self._write_at)
+        positions = write_batches(top, self._noted(slots), position, self.epoch, self._write_at)
         self._write(top)  # Last: only the header makes the bundle valid.
         self.position = position + length
         assert not positions or position < positions[0] <= positions[-1] < self.position
         assert self.position <= self._end
         return positions
 
-    def _noted(self, parts: Iterable[BatchSlot]) -> Iterator[BatchSlot]:
+    def _noted(self, slots: Iterable[BatchSlot]) -> Iterator[BatchSlot]:
         """Yield the batches, and note whether any has properties."""
-        for part in parts:
-            if part.contents.properties_length:
+        for slot in slots:
+            if slot.contents.properties_length:
                 self.has_properties = True
-            yield part
+            yield slot
 
     def append_again(self, record: bytearray) -> int:
         """Write a copy of an older record, offsets included. Returns its position.
@@ -538,8 +538,8 @@ class CommitLog(SegmentedLog):
 
     def following(self, position: int) -> Segment | None:
         """As `SegmentedLog.following`, with retired segments whose files are kept."""
-        found = super().following(position)
+        segment = super().following(position)
         kept = next((kept for kept in self._kept if kept.base >= position), None)
-        if kept is None or (found is not None and found.base < kept.base):
-            return found
+        if kept is None or (segment is not None and segment.base < kept.base):
+            return segment
         return kept

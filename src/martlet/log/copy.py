@@ -37,7 +37,7 @@ from martlet.log.record import (
     read_header,
     read_record,
 )
-from martlet.log.recovery import RecoveryReport, check_place, scan
+from martlet.log.recovery import RecoveryReport, check_order, scan
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import FULL, Segment, Storage, key_index_name
 
@@ -74,11 +74,11 @@ def open_copy(
     end = report.epochs.ranges[-1].end if report.epochs.ranges else start
     while segments and segments[-1].base > end:  # Begun, but without a good record.
         storage.retire(segments.pop())
-    fsync_marker.settle_found(storage, segments, end)
+    fsync_marker.settle_doubtful(storage, segments, end)
     report.epochs.remember(epochs)
     # Behind the last record, damage may lie before the end of the segment.
-    found = [(damage.start, damage.end) for damage in report.damaged if damage.end <= end]
-    ranges = _within(found, segments)
+    damaged = [(damage.start, damage.end) for damage in report.damaged if damage.end <= end]
+    ranges = _within(damaged, segments)
     copy = CopiedLog(storage, segments, end, report.epochs, damaged=ranges)
     if segments:
         # The end of a segment may be there, in which the primary may have gone on.
@@ -363,7 +363,7 @@ class CopiedLog(SegmentedLog):
                     header = read_header(segment.view, position - segment.base, position)
                 if header.next_position > _end_of(segment):
                     raise BadRecord(f"position {position}: a record beyond the segment's end")
-                check_place(header, self.epochs.last)
+                check_order(header, self.epochs.last)
                 self._begun, self._checksum = header, 0
                 position += CHECKED_FROM
                 if position < start:  # The header came in two pieces.

@@ -111,18 +111,20 @@ def _note(storage: SmallFiles) -> tuple[int, int] | None:
     return start, end
 
 
-_Part = tuple[Segment, int, int]
+_Span = tuple[Segment, int, int]
 """A part of a segment: from a position up to another one."""
 
 
-def _written(segments: list[Segment], start: int, end: int) -> list[_Part]:
+def _written(segments: list[Segment], start: int, end: int) -> list[_Span]:
     """Return the parts of the log between two positions in which something is."""
-    parts = [
+    spans = [
         (segment, max(start, segment.base), min(end, segment.base + segment.capacity))
         for segment in segments
     ]
-    found = [(each, begin, _written_end(each, begin, stop)) for each, begin, stop in parts]
-    return [(segment, begin, stop) for segment, begin, stop in found if begin < stop]
+    written = [
+        (segment, begin, _written_end(segment, begin, stop)) for segment, begin, stop in spans
+    ]
+    return [(segment, begin, stop) for segment, begin, stop in written if begin < stop]
 
 
 def _written_end(segment: Segment, begin: int, stop: int) -> int:
@@ -148,7 +150,7 @@ def _written_end(segment: Segment, begin: int, stop: int) -> int:
     return at
 
 
-def _keep(storage: Storage, written: list[_Part], epoch: int) -> tuple[list[str], int]:
+def _keep(storage: Storage, written: list[_Span], epoch: int) -> tuple[list[str], int]:
     """Copy parts of the log to files. Returns their names, and how much was kept."""
     kept: list[str] = []
     kept_bytes = 0

@@ -54,35 +54,37 @@ class Epochs:
         ranges[-1].end = end
         return ranges[-1]
 
-    def remember(self, known: Iterable[EpochRange]) -> None:
+    def remember(self, ranges: Iterable[EpochRange]) -> None:
         """Add what was known of the epochs before the last one: their segments may be retired."""
         if not self.ranges:
             return
-        found = {each.epoch: each for each in self.ranges}
+        by_epoch = {other.epoch: other for other in self.ranges}
         scanned = list(self.ranges)
-        for each in known:
-            if each.epoch >= self.last:
+        for other in ranges:
+            if other.epoch >= self.last:
                 continue  # What there is of the last epoch was found; later ones were cut off.
-            others = [mine for mine in scanned if mine.epoch != each.epoch]
-            if any(mine.start < each.end and each.start < mine.end for mine in others):
+            others = [mine for mine in scanned if mine.epoch != other.epoch]
+            if any(mine.start < other.end and other.start < mine.end for mine in others):
                 continue  # It was cut off, and the records of another one are in its place.
-            mine = found.setdefault(each.epoch, EpochRange(each.epoch, each.start, each.end))
-            mine.start, mine.end = min(mine.start, each.start), max(mine.end, each.end)
-        self.ranges = [found[epoch] for epoch in sorted(found)][-MAX_EPOCHS:]
+            mine = by_epoch.setdefault(other.epoch, EpochRange(other.epoch, other.start, other.end))
+            mine.start, mine.end = min(mine.start, other.start), max(mine.end, other.end)
+        self.ranges = [by_epoch[epoch] for epoch in sorted(by_epoch)][-MAX_EPOCHS:]
         for mine, following in pairwise(self.ranges):
             mine.end = min(mine.end, following.start)
 
-    def adopt(self, known: Iterable[EpochRange], end: int) -> None:
+    def adopt(self, ranges: Iterable[EpochRange], end: int) -> None:
         """Add what another replica knows of the epochs before a position, up to which this log is
         a copy of that one's.
         """
-        found = {each.epoch: each for each in self.ranges}
-        for each in known:
-            if each.start < end:
-                mine = found.setdefault(each.epoch, EpochRange(each.epoch, each.start, each.start))
-                mine.start = min(mine.start, each.start)
-                mine.end = max(mine.end, min(each.end, end))
-        self.ranges = [found[epoch] for epoch in sorted(found)][-MAX_EPOCHS:]
+        by_epoch = {other.epoch: other for other in self.ranges}
+        for other in ranges:
+            if other.start < end:
+                mine = by_epoch.setdefault(
+                    other.epoch, EpochRange(other.epoch, other.start, other.start)
+                )
+                mine.start = min(mine.start, other.start)
+                mine.end = max(mine.end, min(other.end, end))
+        self.ranges = [by_epoch[epoch] for epoch in sorted(by_epoch)][-MAX_EPOCHS:]
 
     def cut(self, position: int) -> None:
         """Forget what is behind a position."""
@@ -98,7 +100,7 @@ def common_position(ours: Sequence[EpochRange], theirs: Sequence[EpochRange]) ->
     Both are given oldest first. A replica with a record of an epoch has its primary's log up to
     there. So only the ends matter: the first records of an epoch may be retired, or damaged.
     """
-    ends = {found.epoch: found.end for found in theirs}
+    ends = {other.epoch: other.end for other in theirs}
     for mine in reversed(ours):
         if mine.epoch in ends:
             return min(mine.end, ends[mine.epoch])

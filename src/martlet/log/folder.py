@@ -24,7 +24,7 @@ def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
-def folder_place(folder: Path) -> str:
+def folder_identity(folder: Path) -> str:
     """Return where a folder is: the same of two paths if they lead to one folder, on one machine.
 
     A path alone may lead to a copy on another machine. Empty where the system does not say.
@@ -97,15 +97,15 @@ class Folder:
 
     def segments(self) -> list[Segment]:
         """Return the existing segments, by base position; empty files are left out."""
-        found: list[Segment] = []
+        segments: list[Segment] = []
         end = self.end
         for path in sorted((self.path / "log").glob("*.log")):
             try:
                 if path.stat().st_size and int(path.stem) < end:
-                    found.append(ReadOnlySegment(path, end))
+                    segments.append(ReadOnlySegment(path, end))
             except FileNotFoundError:  # retired just now
                 continue
-        return found
+        return segments
 
     def read(self, name: str) -> bytes | None:
         """Read a file; None where it is missing."""

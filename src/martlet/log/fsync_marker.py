@@ -46,17 +46,17 @@ def leave(storage: Storage, durable_position: int) -> None:
     storage.write_at(NAME, b"%020d" % durable_position, 0)
 
 
-def found(storage: Storage) -> int | None:
+def doubtful_from(storage: Storage) -> int | None:
     """Return the position from which on the log is in doubt; None where it is not."""
     note = (storage.read(NAME) or b"").strip()
     return int(note) if note.isdigit() else None
 
 
-def settle_found(storage: Storage, segments: list[Segment], end: int) -> list[str]:
+def settle_doubtful(storage: Storage, segments: list[Segment], end: int) -> list[str]:
     """Rewrite what is in doubt of a log that ends at a position, and allocate the marker's file
     anew. Returns a note if something was. Raises OSError.
     """
-    doubtful = found(storage)
+    doubtful = doubtful_from(storage)
     if doubtful is not None:
         settle(segments, doubtful, end)
     prepare(storage)

@@ -42,7 +42,7 @@ def heads(
     Batches inside bundles are included. Damage is skipped. Ends early when `is_over` returns True.
     """
     unpack = HEADER_STRUCT.unpack_from
-    wanted = frozenset(map(int, kinds))
+    kind_numbers = frozenset(map(int, kinds))
     count = 0
     for segment in segments:
         base, view, capacity = segment.base, segment.view, segment.capacity
@@ -58,11 +58,11 @@ def heads(
                     break
                 at = behind
                 continue
-            if kind in wanted:
+            if kind in kind_numbers:
                 yield Header._make(fields), segment
             if kind == _END:
                 break
-            if kind == _BUNDLE and _BATCH in wanted:
+            if kind == _BUNDLE and _BATCH in kind_numbers:
                 yield from ((header, segment) for header in _bundled(fields, view, at))
             at += length
             count += 1

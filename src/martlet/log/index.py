@@ -225,7 +225,7 @@ class Index:
         start = max(start, self.first_row)
         if start >= end:
             return np.empty(0, ENTRY)
-        parts = []
+        pieces = []
         if start < self._tail_row:
             stop = min(end, self._tail_row)
             rows = self._file_rows()[start - self.first_row : stop - self.first_row]
@@ -234,12 +234,12 @@ class Index:
                 for number, entry in self._moved.items():
                     if start <= number < stop:
                         rows[number - start] = entry
-            parts.append(rows)
+            pieces.append(rows)
         if end > self._tail_row:
             begin = max(start, self._tail_row)
             tail = self._tail[begin - self._tail_row : end - self._tail_row]
-            parts.append(np.frombuffer(_packed(tail), ENTRY))
-        return np.concatenate(parts)
+            pieces.append(np.frombuffer(_packed(tail), ENTRY))
+        return np.concatenate(pieces)
 
     def times(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first offsets of the rows from `start` up to `end` and the times when they
@@ -282,8 +282,8 @@ class Index:
             rows[:stored_count] = self._file_rows()[numbers[:stored_count] - self.first_row]
             for number in self._moved.keys() & set(numbers[:stored_count].tolist()):
                 rows[np.searchsorted(numbers, number)] = self._moved[number]
-        for place in range(stored_count, len(numbers)):
-            rows[place] = self._tail[int(numbers[place]) - self._tail_row]
+        for index in range(stored_count, len(numbers)):
+            rows[index] = self._tail[int(numbers[index]) - self._tail_row]
         ends = rows["first_offset"] + rows["count"]
         at = np.searchsorted(offsets, rows["first_offset"])
         held = (at < len(offsets)) & (offsets[np.minimum(at, len(offsets) - 1)] < ends)
@@ -299,16 +299,16 @@ class Index:
 
     def count_deferred(self, first: int, end: int) -> int:
         """Count the deferred messages from offset `first` up to `end`."""
-        found = self._timed(first, end, lambda times: times != 0)
-        return sum(int((ends - begins).sum()) for begins, ends in found)
+        ranges = self._timed(first, end, lambda times: times != 0)
+        return sum(int((ends - begins).sum()) for begins, ends in ranges)
 
     def count_marked(self, first: int, end: int, mark: int) -> int:
         """Count the messages from offset `first` up to `end` with this mark in place of a time."""
-        found = self._timed(first, end, lambda times: times == mark)
-        return sum(int((ends - begins).sum()) for begins, ends in found)
+        ranges = self._timed(first, end, lambda times: times == mark)
+        return sum(int((ends - begins).sum()) for begins, ends in ranges)
 
     def _timed(
-        self, first: int, end: int, wanted: Callable[[Rows], Rows]
+        self, first: int, end: int, selects: Callable[[Rows], Rows]
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the offsets from `first` up to `end` in batches whose time `wanted` selects."""
         if first >= end:
@@ -316,7 +316,7 @@ class Index:
         stop = min(self.find(end) + 1, self.end_row)
         for number in range(self.find(first), stop, _ROWS_AT_ONCE):
             rows = self.array(number, min(number + _ROWS_AT_ONCE, stop))
-            rows = rows[wanted(rows["deliver_at_ns"])]
+            rows = rows[selects(rows["deliver_at_ns"])]
             begins = np.maximum(rows["first_offset"].astype(np.int64), first)
             ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
             yield begins[begins < ends], ends[begins < ends]
@@ -371,10 +371,10 @@ class Index:
         if self._tail_row == self.first_row:
             return self.first_row - 1
         column = self._file_rows()[field][: self._tail_row - self.first_row]
-        wanted = column.dtype.type(min(value, np.iinfo(column.dtype).max)) if value >= 0 else None
-        if wanted is None:
+        limit = column.dtype.type(min(value, np.iinfo(column.dtype).max)) if value >= 0 else None
+        if limit is None:
             return self.first_row - 1
-        return self.first_row + int(np.searchsorted(column, wanted, "right")) - 1
+        return self.first_row + int(np.searchsorted(column, limit, "right")) - 1
 
     def move(self, first_offset: int, position: int) -> bool:
         """Set the position of the batch that begins at an offset.

@@ -75,7 +75,7 @@ HEADER = np.dtype(
 )
 HEADER_STRUCT = struct.Struct("<IIIBBHQIIIIQqqIIQ")
 _CRC = struct.Struct("<I")
-_PLACE = struct.Struct("<I12xQI36xI")
+_OWN = struct.Struct("<I12xQI36xI")
 """Of a header: magic, position, epoch and payload length."""
 assert HEADER.itemsize == HEADER_BYTES == HEADER_STRUCT.size
 
@@ -260,7 +260,7 @@ def payload_length(record: memoryview, position: int, epoch: int) -> int | None:
     Cheaper than `read_header`, for the path of each delivery. Returns None for any other record,
     which has to be verified in full.
     """
-    magic, own_position, own_epoch, length = _PLACE.unpack_from(record)
+    magic, own_position, own_epoch, length = _OWN.unpack_from(record)
     fits = magic == MAGIC and own_position == position and own_epoch == epoch
     return length if fits else None
 
@@ -281,11 +281,11 @@ def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview
     return header, record
 
 
-def check_checksum(header: Header, found: int) -> None:
+def check_checksum(header: Header, checksum: int) -> None:
     """Check a record's checksum: the CRC-32C of its bytes from `CHECKED_FROM` on. Raises
     BadRecord.
     """
-    if found != header.crc32c:
+    if checksum != header.crc32c:
         raise BadRecord(f"position {header.position}: the checksum does not fit")
 
 

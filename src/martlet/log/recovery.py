@@ -141,11 +141,11 @@ def scan(
 def read_good(segment: Segment, at: int, last_epoch: int) -> tuple[Header, memoryview]:
     """Read the record at byte `at` of a segment, behind records of an epoch. Raises BadRecord."""
     header, record = read_record(segment.view, at, segment.base + at)
-    check_place(header, last_epoch)
+    check_order(header, last_epoch)
     return header, record
 
 
-def check_place(header: Header, last_epoch: int) -> None:
+def check_order(header: Header, last_epoch: int) -> None:
     """Check that a record may stand in a log, behind records of an epoch. Raises BadRecord."""
     if header.epoch < last_epoch:
         raise BadRecord(
@@ -185,10 +185,10 @@ def next_good(segment: Segment, at: int, last_epoch: int = 0) -> int | None:
         likely += start
         positions = words[likely + _POSITION_WORD].astype(np.int64)
         for number in likely[positions == likely * 8 + segment.base].tolist():
-            place = 8 * number
+            at = 8 * number
             try:
-                read_good(segment, place, last_epoch)
+                read_good(segment, at, last_epoch)
             except BadRecord:
                 continue
-            return int(place)
+            return int(at)
     return None

@@ -57,9 +57,9 @@ class SegmentLocator:
     def find(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the index in `bases` of each position's segment; -1 where it was retired."""
         segments = self._segments
-        known = (len(segments), segments[-1].base if segments else -1)
-        if known != self._known:
-            self._known = known
+        state = (len(segments), segments[-1].base if segments else -1)
+        if state != self._known:
+            self._known = state
             self.bases = np.array([s.base for s in segments], np.uint64)
             self._ends = np.array([s.base + s.capacity for s in segments], np.uint64)
         numbers = np.searchsorted(self.bases, positions, "right") - 1
@@ -80,7 +80,7 @@ class NeedCounter:
         self.first_row = self.end_row = index.first_row
         self.bytes_by_base: dict[int, int] = {}
 
-    def count(self, places: SegmentLocator, first_row: int) -> Iterator[None]:
+    def count(self, locator: SegmentLocator, first_row: int) -> Iterator[None]:
         """Count the rows from `first_row` on and no others, some at a time. Rows that come
         meanwhile are left to the next call.
         """
@@ -93,17 +93,17 @@ class NeedCounter:
             self.first_row = self.end_row = first_row
         while self.first_row < first_row:
             end = min(first_row, self.first_row + _ROWS_AT_ONCE)
-            self._add(places, self.first_row, end, -1)
+            self._add(locator, self.first_row, end, -1)
             self.first_row = end
             yield
         while self.first_row > first_row:
             start = max(first_row, self.first_row - _ROWS_AT_ONCE)
-            self._add(places, start, self.first_row, 1)
+            self._add(locator, start, self.first_row, 1)
             self.first_row = start
             yield
         while self.end_row < end_row:
             end = min(end_row, self.end_row + _ROWS_AT_ONCE)
-            self._add(places, self.end_row, end, 1)
+            self._add(locator, self.end_row, end, 1)
             self.end_row = end
             yield
         assert self.first_row <= self.end_row <= index.end_row
@@ -121,8 +121,8 @@ class NeedCounter:
             row += len(lengths)
         return row
 
-    def _add(self, places: SegmentLocator, start: int, end: int, sign: int) -> None:
-        for base, length in bytes_by_base(places, self._index.array(start, end)).items():
+    def _add(self, locator: SegmentLocator, start: int, end: int, sign: int) -> None:
+        for base, length in bytes_by_base(locator, self._index.array(start, end)).items():
             self._change(base, sign * length)
 
     def _change(self, base: int, length: int) -> None:
@@ -144,12 +144,12 @@ class NeedCounter:
         self.bytes_by_base.pop(base, None)
 
 
-def bytes_by_base(places: SegmentLocator, rows: Rows) -> dict[int, int]:
+def bytes_by_base(locator: SegmentLocator, rows: Rows) -> dict[int, int]:
     """Return the bytes that the batches of some rows use, by segment base."""
-    numbers = places.find(rows["position"])
-    known = numbers >= 0
-    sums = np.bincount(numbers[known], rows["length"][known].astype(np.float64))
-    return {int(places.bases[number]): int(sums[number]) for number in np.flatnonzero(sums)}
+    numbers = locator.find(rows["position"])
+    held = numbers >= 0
+    sums = np.bincount(numbers[held], rows["length"][held].astype(np.float64))
+    return {int(locator.bases[number]): int(sums[number]) for number in np.flatnonzero(sums)}
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,13 @@ class Need:
     """
 
     index: Index
-    tally: NeedCounter
+    counter: NeedCounter
     below: npt.NDArray[np.uint64]
     other: NeedCounter | None = None
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
         """As `NeedCounter.moved`."""
-        self.tally.moved(row, length, before, after)
+        self.counter.moved(row, length, before, after)
         if self.other is not None:
             self.other.moved(row, length, before, after)
 
@@ -180,31 +180,31 @@ class Need:
         if not len(self.below):
             return np.empty(0, np.int64), self.index.array(0, 0)
         numbers, rows = self.index.holding(self.below)
-        single = numbers < self.tally.first_row
+        single = numbers < self.counter.first_row
         return numbers[single], rows[single]
 
-    def bytes_by_base(self, places: SegmentLocator) -> Mapping[int, int]:
+    def bytes_by_base(self, locator: SegmentLocator) -> Mapping[int, int]:
         """Return the bytes needed of each segment."""
-        total = self.tally.bytes_by_base
+        total = self.counter.bytes_by_base
         if len(self.below):
             total = dict(total)
-            for base, length in bytes_by_base(places, self.single_rows()[1]).items():
+            for base, length in bytes_by_base(locator, self.single_rows()[1]).items():
                 total[base] = total.get(base, 0) + length
         return total
 
     def rows_in(self, segment: Segment) -> Rows:
         """Return the rows of all needed batches in a segment."""
-        found = [self.single_rows()[1]]
-        tally = self.tally
-        left = tally.bytes_by_base.get(segment.base, 0)
-        row = tally.first_row
-        while left and row < tally.end_row:
-            rows = self.index.array(row, min(row + _ROWS_AT_ONCE, tally.end_row))
-            found.append(rows[_inside(segment, rows)])
-            left -= int(found[-1]["length"].sum())
+        pieces = [self.single_rows()[1]]
+        counter = self.counter
+        left = counter.bytes_by_base.get(segment.base, 0)
+        row = counter.first_row
+        while left and row < counter.end_row:
+            rows = self.index.array(row, min(row + _ROWS_AT_ONCE, counter.end_row))
+            pieces.append(rows[_inside(segment, rows)])
+            left -= int(pieces[-1]["length"].sum())
             row += len(rows)
-        found[0] = found[0][_inside(segment, found[0])]
-        return np.concatenate(found)
+        pieces[0] = pieces[0][_inside(segment, pieces[0])]
+        return np.concatenate(pieces)
 
 
 def _inside(segment: Segment, rows: Rows) -> npt.NDArray[np.bool_]:
@@ -216,9 +216,9 @@ def _inside(segment: Segment, rows: Rows) -> npt.NDArray[np.bool_]:
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
     """Return the bytes needed of each segment, by counted needs."""
     total: dict[int, int] = {}
-    places = SegmentLocator(segments)
+    locator = SegmentLocator(segments)
     for need in needs:
-        for base, length in need.bytes_by_base(places).items():
+        for base, length in need.bytes_by_base(locator).items():
             total[base] = total.get(base, 0) + length
     return [total.get(segment.base, 0) for segment in segments]
 
@@ -246,8 +246,8 @@ def worth_cleaning(
         and segment.base not in not_cleanable
         and (history is None or history[number] <= CLEAN_HISTORY_BELOW * segment.capacity)
     ]
-    part, number = min(candidates, default=(1.0, 0))
-    return segments[number] if part < CLEAN_BELOW else None
+    share, number = min(candidates, default=(1.0, 0))
+    return segments[number] if share < CLEAN_BELOW else None
 
 
 def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> Iterator[None]:
@@ -259,9 +259,9 @@ def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> Iterator[N
     """
     for need in needs:
         yield from _move(log, segment, need, *need.single_rows())
-        tally = need.tally
-        row, end = tally.first_row, tally.end_row
-        while row < end and segment.base in tally.bytes_by_base:
+        counter = need.counter
+        row, end = counter.first_row, counter.end_row
+        while row < end and segment.base in counter.bytes_by_base:
             rows = need.index.array(row, min(end, row + _ROWS_AT_ONCE))
             yield from _move(log, segment, need, np.arange(row, row + len(rows)), rows)
             row += len(rows)

@@ -52,14 +52,14 @@ class FlushJob:
 
 def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
     """Return the ranges of positions that the segments cover, given by base position."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for segment in segments:
         base, end = segment.base, segment.base + segment.capacity
-        if found and found[-1][1] == base:
-            found[-1] = (found[-1][0], end)
+        if ranges and ranges[-1][1] == base:
+            ranges[-1] = (ranges[-1][0], end)
         else:
-            found.append((base, end))
-    return found
+            ranges.append((base, end))
+    return ranges
 
 
 def check_records(segments: Iterable[Segment], start: int, end: int) -> None:

@@ -226,8 +226,8 @@ class DiskStorage:
     ) -> None:
         self.folder = folder
         self._log = folder / "log"
-        for each in (folder, self._log, folder / "index"):
-            make_private_folder(each)
+        for path in (folder, self._log, folder / "index"):
+            make_private_folder(path)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._opened: set[DiskSegment] = set()
         self.on_sealed: Callable[[Path, bool], None] = lambda path, has_properties: None
@@ -268,13 +268,13 @@ class DiskStorage:
 
     def segments(self) -> list[Segment]:
         """Open every segment; remove empty files, left by a crash during their creation."""
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for path in sorted(self._log.glob("*.log")):
             if path.stat().st_size == 0:
                 path.unlink()
                 continue
-            found.append(self._open(path, int(path.stem)))
-        return found
+            segments.append(self._open(path, int(path.stem)))
+        return segments
 
     def sealed(self, segment: Segment, *, has_properties: bool) -> None:
         """Call `on_sealed`."""

@@ -148,24 +148,24 @@ def verify(
         progress: called with the bytes done and all bytes, after each segment.
         needed_by: returns the messages that channels need, by a checkpoint.
     """
-    found = _verify_once(folder, progress, needed_by)
+    result = _verify_once(folder, progress, needed_by)
     attempts = 1
-    while found.in_use and found.damage and attempts < _ATTEMPTS:
-        seen = set(found.damage)
-        found = _verify_once(folder, progress, needed_by)
-        found.damage = [text for text in found.damage if text in seen]
-        found.damage_count = len(found.damage)
+    while result.in_use and result.damage and attempts < _ATTEMPTS:
+        seen = set(result.damage)
+        result = _verify_once(folder, progress, needed_by)
+        result.damage = [text for text in result.damage if text in seen]
+        result.damage_count = len(result.damage)
         attempts += 1
-    return found
+    return result
 
 
 def _verify_once(
     folder: Folder, progress: Callable[[int, int], None], needed_by: NeededBy
 ) -> Verification:
-    found = Verification(str(folder.path), folder.in_use)
+    result = Verification(str(folder.path), folder.in_use)
     # Read the files that point into the log first: a running broker would otherwise make them
     # point behind the segments that were read.
-    position, indexes, marks = _checkpoint(folder, found, needed_by)
+    position, indexes, marks = _checkpoint(folder, result, needed_by)
     segments = folder.segments()
     head = _newest_head(segments, position)
     if head is not None:
@@ -173,8 +173,8 @@ def _verify_once(
         # certain, and marks are never taken back.
         needed = needed_by(Checkpoint([*head.entries, *marks]))
         indexes = [replace(i, needed=needed.get(i.topic, _NOTHING)) for i in indexes]
-    found.segments = len(segments)
-    _segments_in_order(segments, found)
+    result.segments = len(segments)
+    _segments_in_order(segments, result)
     report = RecoveryReport()
     all_bytes, done = sum(segment.capacity for segment in segments), 0
     base = -1
@@ -184,20 +184,20 @@ def _verify_once(
             base = segment_base
             progress(done, all_bytes)
         done = header.position - segments[0].base
-        _record(header, record, segments, found)
+        _record(header, record, segments, result)
     progress(all_bytes, all_bytes)
-    found.records = report.records
-    found.end_position = report.end_position
-    found.last_epoch = report.last_epoch
-    _judge_damage(report, segments, found)
+    result.records = report.records
+    result.end_position = report.end_position
+    result.last_epoch = report.last_epoch
+    _judge_damage(report, segments, result)
     for index in indexes:
-        _index_rows(index, segments, found)
+        _index_rows(index, segments, result)
     if position > report.end_position and not _gone_between(segments, 0, position):
-        found.add_damage(
+        result.add_damage(
             f"the checkpoint is of position {position}, but the log ends at"
             f" {report.end_position}: {position - report.end_position} bytes are lost"
         )
-    return found
+    return result
 
 
 def _base_of(segments: list[Segment], position: int) -> int:
@@ -207,10 +207,10 @@ def _base_of(segments: list[Segment], position: int) -> int:
     raise AssertionError(f"position {position} comes before every segment")
 
 
-def _segments_in_order(segments: list[Segment], found: Verification) -> None:
+def _segments_in_order(segments: list[Segment], result: Verification) -> None:
     for before, behind in pairwise(segments):
         if before.base + before.capacity > behind.base:
-            found.add_damage(
+            result.add_damage(
                 f"segments {before.base} and {behind.base} overlap: the first has"
                 f" {before.capacity} bytes"
             )
@@ -220,19 +220,19 @@ def _segments_in_order(segments: list[Segment], found: Verification) -> None:
 
 
 def _record(
-    header: Header, record: memoryview, segments: list[Segment], found: Verification
+    header: Header, record: memoryview, segments: list[Segment], result: Verification
 ) -> None:
     if header.kind != RecordKind.BATCH:
-        found.journal_records += 1
+        result.journal_records += 1
         if header.kind not in _JOURNAL_KINDS:
-            found.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
+            result.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
         return
     trouble = batch_trouble(header, record)
     if trouble:
-        found.add_damage(f"position {header.position}: {trouble}")
+        result.add_damage(f"position {header.position}: {trouble}")
         return
     end_offset = header.first_offset + header.count
-    queue = found.queues.setdefault(
+    queue = result.queues.setdefault(
         (header.topic, header.queue), QueueFound(header.first_offset, end_offset)
     )
     queue.start_offset = min(queue.start_offset, header.first_offset)
@@ -243,24 +243,24 @@ def _record(
         queue.moved += 1
         return
     if queue.last is not None:
-        _offsets_go_on(queue.last, header, segments, found)
+        _offsets_go_on(queue.last, header, segments, result)
     queue.last = header
 
 
 def _offsets_go_on(
-    before: Header, header: Header, segments: list[Segment], found: Verification
+    before: Header, header: Header, segments: list[Segment], result: Verification
 ) -> None:
     name = f"topic {header.topic} queue {header.queue}"
-    wanted = before.first_offset + before.count
-    if header.first_offset < wanted:
-        found.add_damage(
+    next_offset = before.first_offset + before.count
+    if header.first_offset < next_offset:
+        result.add_damage(
             f"{name}: offset {header.first_offset} comes again at position {header.position}, in"
             " a batch that is not marked as moved"
         )
-    elif header.first_offset > wanted and not _is_gap(
+    elif header.first_offset > next_offset and not _is_gap(
         segments, before.next_position, header.position
     ):
-        found.add_damage(f"{name}: offsets {wanted} up to {header.first_offset} are missing")
+        result.add_damage(f"{name}: offsets {next_offset} up to {header.first_offset} are missing")
 
 
 def _is_gap(segments: list[Segment], start: int, end: int) -> bool:
@@ -328,15 +328,15 @@ def _lone_trouble(header: Header, record: memoryview) -> str | None:
     return None if _ID.fullmatch(id) else "an id is not hexadecimal"
 
 
-def _judge_damage(report: RecoveryReport, segments: list[Segment], found: Verification) -> None:
+def _judge_damage(report: RecoveryReport, segments: list[Segment], result: Verification) -> None:
     for damage in report.damaged:
         if not _gone_between(segments, damage.start, damage.end):
-            found.add_damage(str(damage))
+            result.add_damage(str(damage))
     if report.cut is not None and not _gone_between(segments, report.cut.start, report.cut.end):
-        if found.in_use:
-            found.notes.append(f"position {report.cut.start}: the broker is writing there")
+        if result.in_use:
+            result.notes.append(f"position {report.cut.start}: the broker is writing there")
         else:
-            found.notes.append(
+            result.notes.append(
                 f"a torn tail at position {report.cut.start} ({report.cut.reason}): it was never"
                 " answered OK, and a broker cuts it when it starts"
             )
@@ -346,12 +346,12 @@ def _judge_damage(report: RecoveryReport, segments: list[Segment], found: Verifi
 
 
 def _checkpoint(
-    folder: Folder, found: Verification, needed_by: NeededBy
+    folder: Folder, result: Verification, needed_by: NeededBy
 ) -> tuple[int, list[_StoredIndex], list[checkpoint.JournalEntry]]:
     """Return the position of the checkpoint, the indexes that it covers, and its marks."""
     loaded = checkpoint.load(folder)
     if isinstance(loaded, str):
-        (found.add_damage if "damaged" in loaded else found.notes.append)(
+        (result.add_damage if "damaged" in loaded else result.notes.append)(
             f"{loaded}; a broker reads the whole log when it starts"
         )
         return 0, [], []
@@ -360,13 +360,13 @@ def _checkpoint(
     queues = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
     indexes: list[_StoredIndex] = []
     for topic, (first_row, stored, _) in fields["indexes"].items():
-        place = int(topic), queues.get(int(topic), 0)
-        index = _index(folder, *place, first_row, stored, needed.get(int(topic), _NOTHING))
+        numbers = int(topic), queues.get(int(topic), 0)
+        index = _index(folder, *numbers, first_row, stored, needed.get(int(topic), _NOTHING))
         if isinstance(index, _StoredIndex):
             indexes.append(index)
-        elif not (found.in_use and checkpoint.load(folder) != loaded):
+        elif not (result.in_use and checkpoint.load(folder) != loaded):
             # Not there, unless a running broker has replaced both files since.
-            found.add_damage(f"{index}; a broker makes it from the log when it starts")
+            result.add_damage(f"{index}; a broker makes it from the log when it starts")
     marks = [entry for entry in loaded.entries if entry[0] == RecordKind.MARKS]
     return int(fields["position"]), indexes, marks
 
@@ -405,17 +405,17 @@ def _index(
     return _StoredIndex(topic, queue, name, np.frombuffer(data, ENTRY, stored), needed_by)
 
 
-def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verification) -> None:
+def _index_rows(index: _StoredIndex, segments: list[Segment], result: Verification) -> None:
     """Check that the record at each row's position is that row's batch."""
     rows = index.rows
-    found.index_rows += len(rows)
+    result.index_rows += len(rows)
     ends = rows["first_offset"] + rows["count"]
     # An index that was rebuilt from the log has gaps below the floor: only the batches with pending
     # messages are there.
     floor = index.needed[0]
     begins = rows["first_offset"][1:]
     for row in np.flatnonzero((ends[:-1] != begins) & (begins > floor)).tolist():
-        found.add_damage(
+        result.add_damage(
             f"the index {index.name}: row {row} ends at offset {ends[row]}, and the next begins"
             f" at {rows['first_offset'][row + 1]}"
         )
@@ -429,23 +429,23 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verificatio
             first_offset, position, count, length, stored_at_ns, deliver_at_ns = rows[row].item()
             try:
                 header = read_header(segment.view, position - segment.base, position)
-                wanted = (index.topic, index.queue, first_offset, count, length)
+                batch = (index.topic, index.queue, first_offset, count, length)
                 found_at = (header.topic, header.queue, header.first_offset, header.count)
-                fits = (*found_at, header.length) == wanted and (
+                fits = (*found_at, header.length) == batch and (
                     (header.stored_at_ns, header.deliver_at_ns) == (stored_at_ns, deliver_at_ns)
                 )
                 trouble = "" if fits else f"there is offset {header.first_offset} of another batch"
             except BadRecord as error:
                 trouble = str(error)
             if trouble and not (isinstance(segment, ReadOnlySegment) and segment.gone):
-                found.add_damage(
+                result.add_damage(
                     f"the index {index.name}: row {row} (offset {first_offset}) points to"
                     f" position {position}: {trouble}"
                 )
     missing = rows[~held & _is_needed(rows, index.needed)]
     if len(missing):
         needed = counted(int(missing["count"].sum()), "message")
-        found.add_damage(
+        result.add_damage(
             f"the index {index.name}: {needed} that channels need,"
             f" offsets {missing['first_offset'][0]} to"
             f" {missing['first_offset'][-1] + missing['count'][-1] - 1}, are in no segment"

@@ -66,11 +66,11 @@ class Packed(Sequence[Entry]):
     def __getitem__(self, at: slice) -> Sequence[Entry]: ...
     def __getitem__(self, at: int | slice) -> Entry | Sequence[Entry]:
         if isinstance(at, slice):
-            return [self[place] for place in range(*at.indices(len(self)))]
+            return [self[number] for number in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
             raise IndexError(at)
-        place = at % len(self)
-        return int(self.block.numbers[place]) + self.shift, bytes(self.block.entry(place))
+        number = at % len(self)
+        return int(self.block.numbers[number]) + self.shift, bytes(self.block.entry(number))
 
     def cut(self, first: int, stop: int) -> Packed:
         """Return the messages from one number up to another, counted from the first."""
@@ -129,7 +129,7 @@ def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> Bytes:
         tails.append(block.entries)
         end += block.entries_length
     count = sum(map(len, numbers))
-    columns = (np.concatenate(each).astype("<u4").tobytes() for each in (numbers, ends, tags))
+    columns = (np.concatenate(arrays).astype("<u4").tobytes() for arrays in (numbers, ends, tags))
     return b"".join([count.to_bytes(4, "little"), *columns, *tails])
 
 

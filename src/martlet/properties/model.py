@@ -247,9 +247,9 @@ def system_field(name: str, value: bytes) -> bytes:
 
 def system_value(entry: Bytes, name: str) -> bytes | None:
     """Return the broker's note of that name; None for none."""
-    wanted = name.encode()
-    for kind, known, value in fields(entry):
-        if kind == Field.SYSTEM and known == wanted:
+    name_bytes = name.encode()
+    for kind, own_name, value in fields(entry):
+        if kind == Field.SYSTEM and own_name == name_bytes:
             return value
     return None
 
@@ -259,9 +259,9 @@ def without(entry: bytes, kind: Field) -> bytes:
     if not entry:
         return entry
     return b"".join(
-        _FIELD.pack(known, len(name), len(value)) + name + value
-        for known, name, value in fields(entry)
-        if known != kind
+        _FIELD.pack(own_kind, len(name), len(value)) + name + value
+        for own_kind, name, value in fields(entry)
+        if own_kind != kind
     )
 
 

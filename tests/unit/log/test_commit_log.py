@@ -247,7 +247,7 @@ def test_a_flush_that_a_full_disk_fails_is_tried_again_with_what_is_in_doubt() -
         assert (log.failed, log.durable_position) == (None, log.position)
         many(partial(append, log))
         flush(log)
-        assert fsync_marker.found(storage) is None
+        assert fsync_marker.doubtful_from(storage) is None
         report = RecoveryReport()
         after = storage.crash(power=True)
         assert len(list(scan(after.segments(), 0, report))) == 200

@@ -38,7 +38,7 @@ def test_bytes_in_any_pieces_are_records_when_they_are_whole(
     copy, _ = open_copy(storage)
     feed(primary, copy, Random(3))
     assert copy.position == copy.end_position == primary.position
-    assert [bytes(payload(*each))[:1] for each in copy.records(0, copy.position)] == [
+    assert [bytes(payload(*record))[:1] for record in copy.records(0, copy.position)] == [
         b"%d" % number for number in range(9)
     ]
     job = copy.flush_job()
@@ -95,7 +95,10 @@ def test_bytes_damaged_everywhere_are_copied_and_passed_over(primary: CommitLog)
     source[1000] ^= 1
     copy.write_damaged(640, source[640:1280])
     copy.write(1280, source[1280:1920])
-    assert [bytes(payload(*each))[:1] for each in copy.records(0, copy.position)] == [b"0", b"2"]
+    assert [bytes(payload(*record))[:1] for record in copy.records(0, copy.position)] == [
+        b"0",
+        b"2",
+    ]
 
 
 def test_a_copy_whose_disk_has_failed_takes_nothing_more(primary: CommitLog) -> None:
@@ -193,7 +196,7 @@ def test_what_is_damaged_is_kept_apart_and_repaired(primary: CommitLog) -> None:
     storage.segment_bytes_of(0)[1000] ^= 1
     found, _ = open_copy(storage.crash())
     assert (found.position, found.damaged) == (3200, [(640, 1280)])
-    assert [bytes(payload(*each))[:1] for each in found.records(0, 3200)] == [
+    assert [bytes(payload(*record))[:1] for record in found.records(0, 3200)] == [
         b"0",
         b"2",
         b"3",

@@ -15,16 +15,16 @@ from martlet.testing import SimulatedStorage
 
 def test_a_note_is_found_until_the_next_one_is_prepared() -> None:
     storage = SimulatedStorage(Random(1))
-    assert doubt.found(storage) is None
+    assert doubt.doubtful_from(storage) is None
     doubt.prepare(storage)
-    assert doubt.found(storage) is None
+    assert doubt.doubtful_from(storage) is None
     doubt.leave(storage, 4096)
     storage = storage.crash()
-    assert doubt.found(storage) == 4096
+    assert doubt.doubtful_from(storage) == 4096
     doubt.leave(storage, 8)
-    assert doubt.found(storage) == 8
+    assert doubt.doubtful_from(storage) == 8
     doubt.prepare(storage)
-    assert doubt.found(storage) is None
+    assert doubt.doubtful_from(storage) is None
 
 
 def test_the_stretch_is_written_as_it_is_and_nothing_beside_it(

@@ -56,6 +56,6 @@ async def test_a_lack_of_files_is_logged_once_and_waiting_clients_are_accepted_a
                 await accepted.wait()
     finally:
         server.close()
-    failed, over = [each.message for each in caplog.records]
+    failed, over = [record.message for record in caplog.records]
     assert failed.startswith(f"no connection is accepted at {server._address}: ")
     assert over.endswith("and 20 failed attempts")

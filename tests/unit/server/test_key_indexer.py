@@ -91,7 +91,7 @@ def test_a_damaged_segment_is_tried_once(log: IndexedLog, caplog: pytest.LogCapt
     path = log.full[0]
     index_path(path).unlink()
     with open(path, "r+b") as file:
-        file.seek(log.stored[20].place.position)
+        file.seek(log.stored[20].at.position)
         file.write(b"\xff" * 40)
     with caplog.at_level(logging.INFO, "martlet"):
         for _ in range(2):

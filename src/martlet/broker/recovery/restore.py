@@ -326,7 +326,7 @@ def restore(
         recovery.notes.append(
             f"the log ends before the checkpoint's position {end}, where it goes on"
         )
-    recovery.notes += fsync_marker.settle_found(storage, segments, end)
+    recovery.notes += fsync_marker.settle_doubtful(storage, segments, end)
     epoch = max(recovery.last_epoch, report.last_epoch) + 1
     log = CommitLog(storage, segments, end, epoch, segment_bytes, position)
     return recovery.begin(log, report, clock, random, options)

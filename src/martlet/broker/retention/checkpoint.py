@@ -118,8 +118,8 @@ def with_history(needed_by: list[Need]) -> list[Need]:
         return needed_by
     return [
         need
-        if need.other is None or need.other.first_row >= need.tally.first_row
-        else Need(need.index, need.other, need.below, need.tally)
+        if need.other is None or need.other.first_row >= need.counter.first_row
+        else Need(need.index, need.other, need.below, need.counter)
         for need in needed_by
     ]
 

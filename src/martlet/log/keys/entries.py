@@ -196,11 +196,11 @@ class _Piece:
         likely = np.flatnonzero(halves[: 2 * (len(words) - 9) : 2] == MAGIC)
         likely = likely[words[likely + 2] == (likely * _WORD_BYTES + position).astype(np.uint64)]
         headers: Headers = np.ndarray((len(words),), HEADER, self._data, 0, (_WORD_BYTES,))
-        found = headers[likely]
-        expected = _align8(HEADER_BYTES + found["payload_length"].astype(np.int64))
-        expected = _align8(expected + 4 * found["count"].astype(np.int64))
-        expected = _align8(expected + found["properties_length"])
-        self._found = found[found["length"] == expected]
+        headers = headers[likely]
+        expected = _align8(HEADER_BYTES + headers["payload_length"].astype(np.int64))
+        expected = _align8(expected + 4 * headers["count"].astype(np.int64))
+        expected = _align8(expected + headers["properties_length"])
+        self._found = headers[headers["length"] == expected]
 
     def _starts(self) -> Int64s:
         starts: Int64s = (self._found["position"] - np.uint64(self._position)).astype(np.int64)
@@ -231,8 +231,8 @@ class _Piece:
 
     def length_of_first(self) -> int:
         """Return the length of the record at the first byte; 0 where there is none."""
-        found = self._found
-        return int(found[0]["length"]) if len(found) and not self._starts()[0] else 0
+        headers = self._found
+        return int(headers[0]["length"]) if len(headers) and not self._starts()[0] else 0
 
     def second(self) -> int:
         """Return the position of the first record behind the first byte; 0 where there is none."""
@@ -244,8 +244,8 @@ class _Piece:
         at = int(bundle["position"]) - self._position
         record = memoryview(self._data)[at : at + int(bundle["length"])]
         header = read_header(record, 0, int(bundle["position"]))
-        inner = [bytes(batch[:HEADER_BYTES]) for each, batch in batches_of(header, record)
-                 if each.properties_length]  # fmt: skip
+        inner = [bytes(batch[:HEADER_BYTES]) for inner_header, batch in batches_of(header, record)
+                 if inner_header.properties_length]  # fmt: skip
         return np.frombuffer(b"".join(inner), HEADER)
 
     def entries(self, batches: Headers, base: int, bits: int) -> Entries:
@@ -266,19 +266,19 @@ class _Piece:
         field_at = base_at + np.where(within > 0, halves[ends_at - 1], 0)
         stops = np.minimum(base_at + halves[ends_at], limits)
         rows, keys_at, sizes = self._keys(field_at, stops)
-        found = np.empty(len(rows), ENTRY)
-        found["hash"] = self._hashes(keys_at, sizes, bits)
+        entries = np.empty(len(rows), ENTRY)
+        entries["hash"] = self._hashes(keys_at, sizes, bits)
         words = (batches["position"] - np.uint64(base)) >> np.uint64(3)
-        found["place"] = words[of[rows]]
-        found["number"] = numbers[rows]
-        return found
+        entries["place"] = words[of[rows]]
+        entries["number"] = numbers[rows]
+        return entries
 
     def _keys(self, at: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the row, the place and the size of each key, by row."""
         fields: npt.NDArray[np.uint32] = np.ndarray(
             (len(self._data) - 3,), "<u4", self._data, strides=(1,)
         )
-        rows, places, sizes = [], [], []
+        rows, positions, sizes = [], [], []
         live = np.arange(len(at))
         while len(live := live[at[live] + _FIELD_BYTES <= stops[live]]):
             begins = at[live]
@@ -286,15 +286,15 @@ class _Piece:
             names, lengths = (heads >> 8 & 0xFF).astype(np.int64), (heads >> 16).astype(np.int64)
             begins += _FIELD_BYTES + names
             at[live] = begins + lengths
-            wanted = _KINDS[heads & 0xFF] & (at[live] <= stops[live])
-            rows.append(live[wanted])
-            places.append(begins[wanted])
-            sizes.append(lengths[wanted])
+            is_key = _KINDS[heads & 0xFF] & (at[live] <= stops[live])
+            rows.append(live[is_key])
+            positions.append(begins[is_key])
+            sizes.append(lengths[is_key])
         if not rows:
             return live, live, live
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable") if len(rows) > 1 else slice(None)
-        return row[order], np.concatenate(places)[order], np.concatenate(sizes)[order]
+        return row[order], np.concatenate(positions)[order], np.concatenate(sizes)[order]
 
     def _hashes(self, at: Int64s, sizes: Int64s, bits: int) -> UInt32s:
         words: npt.NDArray[np.uint64] = np.ndarray(

@@ -7,9 +7,9 @@
      0 magic u32      "MTKI"              16 base u64        of the segment
      4 crc32c u32     of bytes 8 to 40    24 last u64        the position of its last record,
      8 version u32                        32 checksum u32    its checksum
-    12 parts u32                          36 epoch u32       and its epoch
+    12 chunks u32                          36 epoch u32       and its epoch
 
-    then each part, for a range of the segment:
+    then each chunk, for a range of the segment:
 
      0 crc32c u32     of what follows, but for the blocks
      4 blocks u32
@@ -19,7 +19,7 @@
      . blocks of 512 entries (`martlet.log.keys.entries`); the last may have fewer
 
 Numbers are little-endian. A search reads the fences and the blocks in which the hash may be, and
-verifies their checksums. An index of many messages has several parts, so that building one takes
+verifies their checksums. An index of many messages has several chunks, so that building one takes
 little memory.
 
 The index names the last record of its segment. Where the log's end was cut off, or a broker has
@@ -46,16 +46,16 @@ from martlet.private_files import private_opener
 
 VERSION = 1
 """Of the layout above; an index of another version is built again."""
-PART_ENTRIES = 1 << 20
-"""A part is written once it has this many entries."""
+CHUNK_ENTRIES = 1 << 20
+"""A chunk is written once it has this many entries."""
 BLOCK_ENTRIES = 512
 
 _MAGIC = int.from_bytes(b"MTKI", "little")
 _HEAD = struct.Struct("<IIIIQQII")
-_PART = struct.Struct("<IIQqq")
+_CHUNK = struct.Struct("<IIQqq")
 _FENCE = np.dtype([("hash", "<u4"), ("crc32c", "<u4")])
 _FIRST_READ_BYTES = 32 << 10
-"""Has the head of an index of one part, with its fences."""
+"""Has the head of an index of one chunk, with its fences."""
 
 
 class BadIndex(Exception):
@@ -90,7 +90,7 @@ class KeyIndex:
         try:
             self._size = os.fstat(self._fd).st_size
             self._start = os.pread(self._fd, _FIRST_READ_BYTES, 0)
-            self._part_count = self._check(segment)
+            self._chunk_count = self._check(segment)
         except BaseException:
             self.close()
             raise
@@ -106,11 +106,11 @@ class KeyIndex:
         self.close()
 
     def _check(self, segment: SegmentFile) -> int:
-        """Return the number of parts. Raises BadIndex."""
+        """Return the number of chunks. Raises BadIndex."""
         head = self._start[: _HEAD.size]
         if len(head) < _HEAD.size:
             raise BadIndex(f"{self._path} is cut")
-        magic, crc, version, parts, base, last, checksum, epoch = _HEAD.unpack(head)
+        magic, crc, version, chunks, base, last, checksum, epoch = _HEAD.unpack(head)
         if magic != _MAGIC or version != VERSION or base != segment.base:
             raise BadIndex(f"{self._path} is no index of version {VERSION} of this segment")
         if crc32c(head[8:]) != crc:
@@ -127,7 +127,7 @@ class KeyIndex:
             goes_on = False
         if goes_on:
             raise BadIndex(f"{self._path} lacks the records from {header.next_position} on")
-        return int(parts)
+        return int(chunks)
 
     def _read(self, at: int, length: int) -> bytes:
         if at + length <= len(self._start):
@@ -138,29 +138,29 @@ class KeyIndex:
 
     def find(self, hash: int, since_ns: int, until_ns: int) -> Iterator[Entries]:
         """Yield the entries with a hash, some at a time, each by position and number; the last of
-        the segment first. Parts without messages stored in a span of time are left out.
+        the segment first. Chunks without messages stored in a span of time are left out.
 
         Raises BadIndex and OSError.
         """
-        parts: list[tuple[npt.NDArray[np.void], int, int]] = []
+        chunks: list[tuple[npt.NDArray[np.void], int, int]] = []
         at = _HEAD.size
-        for _ in range(self._part_count):
-            crc, blocks, entries, first_ns, last_ns = _PART.unpack(self._read(at, _PART.size))
-            data = self._read(at, _PART.size + blocks * _FENCE.itemsize)
+        for _ in range(self._chunk_count):
+            crc, blocks, entries, first_ns, last_ns = _CHUNK.unpack(self._read(at, _CHUNK.size))
+            data = self._read(at, _CHUNK.size + blocks * _FENCE.itemsize)
             if crc32c(data[4:]) != crc:
-                raise BadIndex(f"{self._path}: the checksum of a part does not fit")
+                raise BadIndex(f"{self._path}: the checksum of a chunk does not fit")
             at += len(data)
             if since_ns <= last_ns and first_ns < until_ns:
-                parts.append((np.frombuffer(data, _FENCE, offset=_PART.size), at, entries))
+                chunks.append((np.frombuffer(data, _FENCE, offset=_CHUNK.size), at, entries))
             at += entries * ENTRY.itemsize
-        for part in reversed(parts):
-            yield from self._in_part(*part, hash)
+        for chunk in reversed(chunks):
+            yield from self._in_chunk(*chunk, hash)
 
-    def _in_part(
+    def _in_chunk(
         self, fences: npt.NDArray[np.void], blocks_at: int, entries: int, hash: int
     ) -> Iterator[Entries]:
-        wanted = np.uint32(hash)
-        first, stop = _run(fences, wanted)
+        key = np.uint32(hash)
+        first, stop = _run(fences, key)
         for number in range(stop - 1, max(0, first - 1) - 1, -1):
             begin = number * BLOCK_ENTRIES
             count = min(BLOCK_ENTRIES, entries - begin)
@@ -168,7 +168,7 @@ class KeyIndex:
             if crc32c(data) != fences["crc32c"][number]:
                 raise BadIndex(f"{self._path}: the checksum of block {number} does not fit")
             block = np.frombuffer(data, ENTRY)
-            yield block[slice(*_run(block, wanted))]
+            yield block[slice(*_run(block, key))]
 
 
 def _run(rows: npt.NDArray[np.void], hash: np.uint32) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def build_index(
     Args:
         path: of the segment.
         keeps_empty: write an index without entries, too.
-        check_room: called with the size of a part before it is written; may raise OSError.
+        check_room: called with the size of a chunk before it is written; may raise OSError.
         is_over: whether to stop.
         bits: of a hash; fewer than 32 force collisions.
 
@@ -210,14 +210,14 @@ def build_index(
         try:
             with open(beside, "wb", opener=private_opener) as file:
                 file.write(bytes(_HEAD.size))
-                part_count = entry_count = 0
-                for part, first_ns, last_ns in _parts(scan, is_over):
-                    check_room(part.nbytes)
-                    _write_part(file.write, part, first_ns, last_ns)
-                    part_count += 1
-                    entry_count += len(part)
+                chunk_count = entry_count = 0
+                for chunk, first_ns, last_ns in _chunks(scan, is_over):
+                    check_room(chunk.nbytes)
+                    _write_chunk(file.write, chunk, first_ns, last_ns)
+                    chunk_count += 1
+                    entry_count += len(chunk)
                 file.seek(0)
-                file.write(_head(scan, part_count))
+                file.write(_head(scan, chunk_count))
                 if not entry_count and not keeps_empty:
                     beside.unlink()
                     return 0
@@ -234,14 +234,14 @@ def build_index(
     return entry_count
 
 
-def _parts(scan: SegmentScan, is_over: Callable[[], bool]) -> Iterator[tuple[Entries, int, int]]:
-    """Yield the entries of each part, and when its messages were stored. Raises NotIndexed."""
+def _chunks(scan: SegmentScan, is_over: Callable[[], bool]) -> Iterator[tuple[Entries, int, int]]:
+    """Yield the entries of each chunk, and when its messages were stored. Raises NotIndexed."""
     pieces: list[Entries] = []
     for piece in scan.pieces():
         if is_over():
             raise NotIndexed("it was given up")
         pieces.append(piece)
-        if sum(map(len, pieces)) >= PART_ENTRIES:
+        if sum(map(len, pieces)) >= CHUNK_ENTRIES:
             yield np.concatenate(pieces), scan.first_ns, scan.last_ns
             pieces.clear()
             scan.forget_times()
@@ -251,7 +251,7 @@ def _parts(scan: SegmentScan, is_over: Callable[[], bool]) -> Iterator[tuple[Ent
         yield np.concatenate(pieces), scan.first_ns, scan.last_ns
 
 
-def _write_part(
+def _write_chunk(
     write: Callable[[bytes], object], entries: Entries, first_ns: int, last_ns: int
 ) -> None:
     # The sort is stable: the numbers of a batch rise already.
@@ -262,17 +262,17 @@ def _write_part(
     fences = np.empty(len(blocks), _FENCE)
     fences["hash"] = np.frombuffer(data, ENTRY)["hash"][::BLOCK_ENTRIES]
     fences["crc32c"] = list(map(crc32c, blocks))
-    rest = _PART.pack(0, len(blocks), len(entries), first_ns, last_ns)[4:] + fences.tobytes()
+    rest = _CHUNK.pack(0, len(blocks), len(entries), first_ns, last_ns)[4:] + fences.tobytes()
     write(crc32c(rest).to_bytes(4, "little") + rest)
     write(bytes(data))
 
 
-def _head(scan: SegmentScan, part_count: int) -> bytes:
+def _head(scan: SegmentScan, chunk_count: int) -> bytes:
     assert scan.last is not None
     position, checksum, epoch = (int(scan.last[name]) for name in ("position", "crc32c", "epoch"))
-    fields = (VERSION, part_count, scan.file.base, position, checksum, epoch)
+    fields = (VERSION, chunk_count, scan.file.base, position, checksum, epoch)
     head = _HEAD.pack(_MAGIC, 0, *fields)
     return _HEAD.pack(_MAGIC, crc32c(head[8:]), *fields)
 
 
-assert _HEAD.size == 40 and _PART.size == 32
+assert _HEAD.size == 40 and _CHUNK.size == 32

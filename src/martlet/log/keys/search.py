@@ -46,14 +46,14 @@ _WORD_BITS = 3
 """Of the bytes of a place's unit."""
 
 
-class LogPlace(NamedTuple):
+class MessagePosition(NamedTuple):
     """The place of a message in the log: the position of its batch, and its number in it."""
 
     position: int
     number: int
 
 
-END_OF_LOG = LogPlace(NO_END, 0)
+END_OF_LOG = MessagePosition(NO_END, 0)
 
 
 class KeyMatch(NamedTuple):
@@ -72,9 +72,9 @@ class KeyMatch(NamedTuple):
     entry: bytes
 
     @property
-    def place(self) -> LogPlace:
+    def at(self) -> MessagePosition:
         """Where it is."""
-        return LogPlace(self.header.position, self.number)
+        return MessagePosition(self.header.position, self.number)
 
     @property
     def offset(self) -> int:
@@ -142,18 +142,18 @@ class KeySearch:
         self._bits = bits
         self._hash = key_hash(query.key.encode(), bits)
         self._last: tuple[Header, memoryview, Block] | None = None
-        self.reached: LogPlace | None = END_OF_LOG
+        self.reached: MessagePosition | None = END_OF_LOG
         """Everything from this place on was searched; None once all was."""
         self.not_indexed: list[Path] = []
         """The full segments that were read, since they have no index that fits."""
 
-    def find(self, before: LogPlace = END_OF_LOG) -> Generator[KeyMatch]:
+    def find(self, before: MessagePosition = END_OF_LOG) -> Generator[KeyMatch]:
         """Yield the messages before a place, newest first, until `is_over`. Raises OSError."""
         self.reached = reached = before
         paths = sorted(path for path in self._log.glob("*.log") if int(path.stem) < self._end)
         newest = paths[-1:]
         searched = False
-        while paths and LogPlace(int(paths[-1].stem), 0) >= before:
+        while paths and MessagePosition(int(paths[-1].stem), 0) >= before:
             paths.pop()
         while paths:
             if searched and self._is_over():
@@ -167,16 +167,16 @@ class KeySearch:
             with segment:
                 for entries in self._entries(segment, path in newest):
                     for _, words, number in entries[::-1].tolist():
-                        place = LogPlace(segment.base + (words << _WORD_BITS), number)
-                        if place >= reached:
+                        at = MessagePosition(segment.base + (words << _WORD_BITS), number)
+                        if at >= reached:
                             continue
-                        self.reached = reached = place
-                        match = self._verified(segment, place)
+                        self.reached = reached = at
+                        match = self._verified(segment, at)
                         if match is not None:
                             yield match
                         if self._is_over():
                             return
-                self.reached = reached = LogPlace(segment.base, 0)
+                self.reached = reached = MessagePosition(segment.base, 0)
                 begun_ns = self._begun_at_ns(segment)
             if begun_ns <= self._query.since_ns and self._all_begun_by(begun_ns, paths):
                 break
@@ -194,8 +194,8 @@ class KeySearch:
                 self.not_indexed.append(segment.path)
         stop = min(self._end, segment.base + segment.capacity)
         scan = SegmentScan(segment, stop, self._bits, query.key.encode())
-        found = [piece[piece["hash"] == self._hash] for piece in scan.pieces()]
-        yield from reversed(found)
+        pieces = [piece[piece["hash"] == self._hash] for piece in scan.pieces()]
+        yield from reversed(pieces)
 
     def _all_begun_by(self, time_ns: int, paths: Collection[Path]) -> bool:
         """Whether no segment began after a time: earlier versions went by a clock that was set
@@ -213,21 +213,21 @@ class KeySearch:
         except BadRecord:
             return NO_END
 
-    def _verified(self, segment: SegmentFile, place: LogPlace) -> KeyMatch | None:
+    def _verified(self, segment: SegmentFile, at: MessagePosition) -> KeyMatch | None:
         """Return the message at a place if it is one with the key."""
         try:
-            header, record, block = self._batch(segment, place.position)
+            header, record, block = self._batch(segment, at.position)
             if header.next_position > self._end or not self._query.includes(header):
                 return None
-            entry = block.of(place.number)
+            entry = block.of(at.number)
             if not self._query.fits(Properties.unpack(entry)) or not segment.is_there:
                 return None
         except (BadRecord, BadProperties):
             return None
         ends = frame_ends(header, record)
-        start = int(ends[place.number - 1]) if place.number else 0
-        frame = bytes(payload(header, record)[start : int(ends[place.number])])
-        return KeyMatch(header, place.number, frame, entry)
+        start = int(ends[at.number - 1]) if at.number else 0
+        frame = bytes(payload(header, record)[start : int(ends[at.number])])
+        return KeyMatch(header, at.number, frame, entry)
 
     def _batch(self, segment: SegmentFile, position: int) -> tuple[Header, memoryview, Block]:
         """Return a verified batch and its properties. Raises BadRecord and BadProperties."""

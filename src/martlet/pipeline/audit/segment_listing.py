@@ -18,7 +18,7 @@ from pathlib import Path
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
-from martlet.log.folder import Folder, NoLog, folder_place
+from martlet.log.folder import Folder, NoLog, folder_identity
 from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
 from martlet.spark.read.segments import is_data_folder
 
@@ -115,7 +115,7 @@ def _is_local(data_path: str, broker: str, folder_id: str) -> bool:
     """Whether the data folder on this machine is the broker's, and not another machine's copy."""
     folder = Path(data_path)
     try:
-        is_same = not folder_id or folder_place(folder) == folder_id
+        is_same = not folder_id or folder_identity(folder) == folder_id
     except (OSError, ValueError):
         return False
     return is_same and is_data_folder(folder, broker)
@@ -217,7 +217,7 @@ def survey_folder(data_path: str) -> Survey:
     files = [(base, size) for base, size in sizes if size]
     if not files:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
-    folder_id = folder_place(folder.path)
+    folder_id = folder_identity(folder.path)
     loaded, trouble = _loaded(folder)  # After the list, as in `survey_broker`.
     listed_segments = tuple(
         ListedSegment(

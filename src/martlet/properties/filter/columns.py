@@ -86,16 +86,16 @@ class PropertyColumn:
 
     def is_one_of(self, texts: Collection[bytes]) -> Bools:
         """Return which values are one of some texts."""
-        found = np.zeros(len(self._lengths), bool)
+        matches = np.zeros(len(self._lengths), bool)
         for length in {len(text) for text in texts}:
             rows = np.flatnonzero(self._lengths == length)
             some = [text for text in texts if len(text) == length]
             if length and len(rows):
                 values = _strings(self._raw, self._starts[rows], length)
-                found[rows] = values == some[0] if len(some) == 1 else np.isin(values, some)
+                matches[rows] = values == some[0] if len(some) == 1 else np.isin(values, some)
             else:
-                found[rows] = True
-        return found
+                matches[rows] = True
+        return matches
 
     def has_prefix(self, text: bytes) -> Bools:
         """Return which values begin with a text."""
@@ -105,29 +105,29 @@ class PropertyColumn:
         """Return which values end with a text."""
         return self._has(text, self._starts + self._lengths - len(text))
 
-    def _has(self, text: bytes, places: Int64s) -> Bools:
-        found = self._lengths >= len(text)
-        rows = np.flatnonzero(found)
+    def _has(self, text: bytes, positions: Int64s) -> Bools:
+        matches = self._lengths >= len(text)
+        rows = np.flatnonzero(matches)
         if text and len(rows):
-            found[rows] = _strings(self._raw, places[rows], len(text)) == text
-        return found
+            matches[rows] = _strings(self._raw, positions[rows], len(text)) == text
+        return matches
 
-    def each(self, test: Callable[[bytes], bool], among: Bools | None = None) -> Bools:
+    def matching(self, test: Callable[[bytes], bool], among: Bools | None = None) -> Bools:
         """Return which values pass a test, made once for each different value."""
         rows = np.flatnonzero(self.present if among is None else among)
         starts = self._starts[rows]
         stops = (starts + self._lengths[rows]).tolist()
-        data, known = self._raw.data, dict[bytes, bool]()
+        data, outcomes = self._raw.data, dict[bytes, bool]()
         results = []
         for start, stop in zip(starts.tolist(), stops, strict=True):
             text = bytes(data[start:stop])
-            result = known.get(text)
+            result = outcomes.get(text)
             if result is None:
-                result = known[text] = test(text)
+                result = outcomes[text] = test(text)
             results.append(result)
-        found = np.zeros(len(self._lengths), bool)
-        found[rows] = results
-        return found
+        matches = np.zeros(len(self._lengths), bool)
+        matches[rows] = results
+        return matches
 
     def numbers(self) -> tuple[Float64s, Bools]:
         """Return the values as numbers, whole ones rounded, and which of them are numbers."""
@@ -171,11 +171,11 @@ class PropertyColumn:
         return number_of(bytes(self._raw.data[start : start + max(length, 0)]))
 
 
-def _strings(raw: npt.NDArray[np.uint8], places: Int64s, length: int) -> npt.NDArray[np.bytes_]:
+def _strings(raw: npt.NDArray[np.uint8], positions: Int64s, length: int) -> npt.NDArray[np.bytes_]:
     """Gather the bytes of some length from each of the places."""
     at_each = np.ndarray((len(raw) - length + 1,), f"S{length}", raw.data, 0, (1,))
-    found: npt.NDArray[np.bytes_] = at_each[places]
-    return found
+    texts: npt.NDArray[np.bytes_] = at_each[positions]
+    return texts
 
 
 class _Fields(NamedTuple):
@@ -205,9 +205,9 @@ class PropertyColumns:
         BadProperties: an entry is cut in the middle of a field.
     """
 
-    def __init__(self, block: Block, places: Int64s) -> None:
-        ends = block.ends[places].astype(np.int64)
-        starts = np.where(places > 0, block.ends[places - 1], 0).astype(np.int64)
+    def __init__(self, block: Block, numbers: Int64s) -> None:
+        ends = block.ends[numbers].astype(np.int64)
+        starts = np.where(numbers > 0, block.ends[numbers - 1], 0).astype(np.int64)
         base = int(starts[0])
         self._starts = starts - base
         self._stops = ends - base
@@ -223,25 +223,25 @@ class PropertyColumns:
         """Whether some bytes are anywhere in the entries."""
         return literal in self._data
 
-    def of(self, wanted: Property) -> PropertyColumn:
+    def of(self, tested: Property) -> PropertyColumn:
         """Return the column of a property; the last value counts where a message has several."""
-        column = self._columns.get(wanted)
+        column = self._columns.get(tested)
         if column is None:
-            column = self._columns[wanted] = self._find(wanted)
+            column = self._columns[tested] = self._find(tested)
         return column
 
-    def _find(self, wanted: Property) -> PropertyColumn:
+    def _find(self, tested: Property) -> PropertyColumn:
         if self._fields is None:
             self._fields = self._walk()
         fields = self._fields
-        size = len(wanted.name)
-        found = np.flatnonzero(fields.ids == wanted.kind | size << 8)
-        if size and len(found):
-            found = found[_strings(self._raw, fields.names[found], size) == wanted.name]
+        size = len(tested.name)
+        numbers = np.flatnonzero(fields.ids == tested.kind | size << 8)
+        if size and len(numbers):
+            numbers = numbers[_strings(self._raw, fields.names[numbers], size) == tested.name]
         starts, lengths = np.zeros_like(self._starts), np.full_like(self._starts, -1)
-        rows = fields.rows[found]
-        starts[rows] = fields.names[found] + size
-        lengths[rows] = fields.lengths[found]
+        rows = fields.rows[numbers]
+        starts[rows] = fields.names[numbers] + size
+        lengths[rows] = fields.lengths[numbers]
         return PropertyColumn(self._raw, starts, lengths)
 
     def _walk(self) -> _Fields:
@@ -250,32 +250,32 @@ class PropertyColumns:
         name_lengths = np.ndarray((at_each,), "u1", self._data, 1, (1,))
         value_lengths = np.ndarray((at_each,), "<u2", self._data, 2, (1,))
         rows = np.flatnonzero(self._starts < self._stops)
-        places, ends = self._starts[rows], self._stops[rows]
+        positions, ends = self._starts[rows], self._stops[rows]
         rounds: list[tuple[Int64s, Int64s]] = []
         while len(rows):
             if len(rounds) == _MAX_ROUNDS:
-                rounds += map(self._walk_one, rows.tolist(), places.tolist(), ends.tolist())
+                rounds += map(self._walk_one, rows.tolist(), positions.tolist(), ends.tolist())
                 break
-            rounds.append((rows, places))
-            places = places + name_lengths[places] + value_lengths[places] + _HEAD_BYTES
-            goes_on = places < ends
+            rounds.append((rows, positions))
+            positions = positions + name_lengths[positions] + value_lengths[positions] + _HEAD_BYTES
+            goes_on = positions < ends
             if not goes_on.all():
-                rows, places, ends = rows[goes_on], places[goes_on], ends[goes_on]
+                rows, positions, ends = rows[goes_on], positions[goes_on], ends[goes_on]
         if not rounds:
             return _Fields(rows, rows, rows, rows)
-        rows, places = map(np.concatenate, zip(*rounds, strict=True))
-        lengths = value_lengths[places].astype(np.int64)
-        names = places + _HEAD_BYTES
-        if (names + name_lengths[places] + lengths > self._stops[rows]).any():
+        rows, positions = map(np.concatenate, zip(*rounds, strict=True))
+        lengths = value_lengths[positions].astype(np.int64)
+        names = positions + _HEAD_BYTES
+        if (names + name_lengths[positions] + lengths > self._stops[rows]).any():
             raise BadProperties("properties that are cut in the middle of a field")
-        ids = np.ndarray((at_each,), "<u2", self._data, 0, (1,))[places]
+        ids = np.ndarray((at_each,), "<u2", self._data, 0, (1,))[positions]
         return _Fields(rows, ids, names, lengths)
 
-    def _walk_one(self, row: int, place: int, end: int) -> tuple[Int64s, Int64s]:
+    def _walk_one(self, row: int, position: int, end: int) -> tuple[Int64s, Int64s]:
         """Walk the rest of an entry of very many fields."""
-        places = []
-        while place < end:
-            places.append(place)
-            length = int.from_bytes(self._data[place + 2 : place + _HEAD_BYTES], "little")
-            place += _HEAD_BYTES + self._data[place + 1] + length
-        return np.full(len(places), row), np.array(places)
+        positions = []
+        while position < end:
+            positions.append(position)
+            length = int.from_bytes(self._data[position + 2 : position + _HEAD_BYTES], "little")
+            position += _HEAD_BYTES + self._data[position + 1] + length
+        return np.full(len(positions), row), np.array(positions)

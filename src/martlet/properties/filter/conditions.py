@@ -81,13 +81,13 @@ class Constant(Condition):
 class And(Condition):
     """True if all parts are."""
 
-    parts: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
     def of(self, values: Values) -> bool | None:
         """Evaluate it for one message; None for unknown."""
         is_known = True
-        for part in self.parts:
-            truth = part.of(values)
+        for condition in self.conditions:
+            truth = condition.of(values)
             if truth is False:
                 return False
             is_known = is_known and truth is not None
@@ -95,36 +95,36 @@ class And(Condition):
 
     def select(self, columns: PropertyColumns, truth: bool) -> Bools:
         """Return for which messages of a batch it is true, or for which it is false."""
-        found = self.parts[0].select(columns, truth)
-        for part in self.parts[1:]:
+        selected = self.conditions[0].select(columns, truth)
+        for condition in self.conditions[1:]:
             if truth:
-                if not found.any():
+                if not selected.any():
                     break
-                found = found & part.select(columns, True)
+                selected = selected & condition.select(columns, True)
             else:
-                found = found | part.select(columns, False)
-        return found
+                selected = selected | condition.select(columns, False)
+        return selected
 
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
     """True if the part is false."""
 
-    part: Condition
+    condition: Condition
 
     def of(self, values: Values) -> bool | None:
         """Evaluate it for one message; None for unknown."""
-        truth = self.part.of(values)
+        truth = self.condition.of(values)
         return None if truth is None else not truth
 
     def select(self, columns: PropertyColumns, truth: bool) -> Bools:
         """Return for which messages of a batch it is true, or for which it is false."""
-        return self.part.select(columns, not truth)
+        return self.condition.select(columns, not truth)
 
 
-def either(parts: tuple[Condition, ...]) -> Condition:
+def either(conditions: tuple[Condition, ...]) -> Condition:
     """Return the condition that one of some is true."""
-    return parts[0] if len(parts) == 1 else Not(And(tuple(map(Not, parts))))
+    return conditions[0] if len(conditions) == 1 else Not(And(tuple(map(Not, conditions))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class Contains(_TextTest):
 
     def among(self, column: PropertyColumn) -> Bools:
         """Return which texts of a column pass."""
-        return column.each(self.holds)
+        return column.matching(self.holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +298,9 @@ class Matches(_TextTest):
 
     def __post_init__(self) -> None:
         words = self.pattern.split(b".") if self.pattern else []
-        places = [place for place, word in enumerate(words) if word in (b"*", b"#")]
-        known = words[: places[0]] if places else words
-        prefix = b".".join(known)
+        wildcards = [index for index, word in enumerate(words) if word in (b"*", b"#")]
+        fixed = words[: wildcards[0]] if wildcards else words
+        prefix = b".".join(fixed)
         word = max((w for w in words if w not in (b"*", b"#")), key=len, default=b"")
         literal = word if len(word) > len(prefix) else self.property.name + prefix
         object.__setattr__(self, "_prefix", prefix)
@@ -319,7 +319,7 @@ class Matches(_TextTest):
 
     def among(self, column: PropertyColumn) -> Bools:
         """Return which texts of a column pass."""
-        return column.each(self.holds, column.has_prefix(self._prefix))
+        return column.matching(self.holds, column.has_prefix(self._prefix))
 
 
 def _topic_expression(words: list[bytes]) -> bytes:
@@ -359,4 +359,4 @@ class IsBoolean(Condition):
     def select(self, columns: PropertyColumns, truth: bool) -> Bools:
         """Return for which messages of a batch it is true, or for which it is false."""
         word = b"true" if self.value is truth else b"false"
-        return columns.of(self.property).each(lambda text: text.lower() == word)
+        return columns.of(self.property).matching(lambda text: text.lower() == word)

@@ -111,8 +111,8 @@ class BadFilter(ValueError):
 
     def __init__(self, text: str, position: int, problem: str) -> None:
         near = text[position : position + _SHOWN]
-        place = f"character {position + 1}, {near!r}" if near else "its end"
-        super().__init__(f"the filter is wrong at {place}: {problem}")
+        where = f"character {position + 1}, {near!r}" if near else "its end"
+        super().__init__(f"the filter is wrong at {where}: {problem}")
         self.position = position
 
 
@@ -134,9 +134,9 @@ def parse(text: str) -> Condition:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found: list[_Token] = []
+    tokens: list[_Token] = []
     at = 0
-    while not found or found[-1].kind != "end":
+    while not tokens or tokens[-1].kind != "end":
         match = _TOKEN.match(text, at)
         if match is None:
             at += len(text[at:]) - len(text[at:].lstrip())
@@ -146,9 +146,9 @@ def _tokens(text: str) -> list[_Token]:
         word = match[kind]
         if kind == "word" and word.upper() in _KEYWORDS:
             kind, word = "keyword", word.upper()
-        found.append(_Token(kind, word, match.start(match.lastgroup or 0)))
+        tokens.append(_Token(kind, word, match.start(match.lastgroup or 0)))
         at = match.end()
-    return found
+    return tokens
 
 
 def _unreadable(letter: str) -> str:
@@ -171,30 +171,30 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = _tokens(text)
-        self._place = 0
+        self._index = 0
         self._depth = 0
         self._terms = 0
 
     def read(self) -> Condition:
-        found = self._filter()
+        condition = self._filter()
         if self._next.kind != "end":
             raise self._wrong("AND, OR or the end is expected")
-        return found
+        return condition
 
     @property
     def _next(self) -> _Token:
-        return self._tokens[self._place]
+        return self._tokens[self._index]
 
     def _take(self) -> _Token:
         token = self._next
-        self._place += 1
+        self._index += 1
         return token
 
     def _takes(self, *texts: str) -> bool:
         """Take the next token if it is one of some keywords or signs."""
         if self._next.kind not in ("keyword", "sign") or self._next.text not in texts:
             return False
-        self._place += 1
+        self._index += 1
         return True
 
     def _expect(self, text: str) -> None:
@@ -210,18 +210,18 @@ class _Parser:
             raise self._wrong(f"it has more than {MAX_TERMS} tests and values: take several", token)
 
     def _filter(self) -> Condition:
-        parts = [self._all()]
+        conditions = [self._all()]
         while self._takes("OR"):
-            parts.append(self._all())
-        return either(tuple(parts))
+            conditions.append(self._all())
+        return either(tuple(conditions))
 
     def _all(self) -> Condition:
-        parts = [self._part()]
+        conditions = [self._operand()]
         while self._takes("AND"):
-            parts.append(self._part())
-        return parts[0] if len(parts) == 1 else And(tuple(parts))
+            conditions.append(self._operand())
+        return conditions[0] if len(conditions) == 1 else And(tuple(conditions))
 
-    def _part(self) -> Condition:
+    def _operand(self) -> Condition:
         token = self._next
         if not self._takes("NOT", "("):
             return self._test()
@@ -229,12 +229,12 @@ class _Parser:
         if self._depth > MAX_DEPTH:
             raise self._wrong(f"it is nested more than {MAX_DEPTH} deep", token)
         if token.text == "NOT":
-            found: Condition = Not(self._part())
+            condition: Condition = Not(self._operand())
         else:
-            found = self._filter()
+            condition = self._filter()
             self._expect(")")
         self._depth -= 1
-        return found
+        return condition
 
     def _test(self) -> Condition:
         token = self._next
@@ -257,8 +257,8 @@ class _Parser:
             self._expect("NULL")
             return Not(IsNull(tested)) if is_not else IsNull(tested)
         is_not = self._takes("NOT")
-        found = self._membership(tested)
-        return Not(found) if is_not else found
+        condition = self._membership(tested)
+        return Not(condition) if is_not else condition
 
     def _membership(self, tested: Property) -> Condition:
         token = self._next
@@ -294,14 +294,14 @@ class _Parser:
         while self._takes(","):
             values.append(self._value())
         self._expect(")")
-        texts = frozenset(each for each in values if isinstance(each, bytes))
+        texts = frozenset(value for value in values if isinstance(value, bytes))
         if texts:
-            if not all(isinstance(each, bytes) for each in values):
+            if not all(isinstance(value, bytes) for value in values):
                 raise self._wrong("IN takes either texts or numbers", token)
             return IsOneOf(tested, texts)
-        if any(isinstance(each, bool) for each in values):
+        if any(isinstance(value, bool) for value in values):
             raise self._wrong("IN takes texts or numbers; take = TRUE or = FALSE", token)
-        return either(tuple(Compared(tested, operator.eq, each) for each in values))  # type: ignore[arg-type]
+        return either(tuple(Compared(tested, operator.eq, value) for value in values))  # type: ignore[arg-type]
 
     def _compared(self, tested: Property, sign: _Token, value: _Value, how: str) -> Condition:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -310,12 +310,12 @@ class _Parser:
             raise self._wrong(
                 f"{sign.text} compares numbers; texts are compared by =, <> and IN", sign
             )
-        found: Condition = (
+        condition: Condition = (
             IsBoolean(tested, value)
             if isinstance(value, bool)
             else IsOneOf(tested, frozenset((value,)))
         )
-        return found if how == "=" else Not(found)
+        return condition if how == "=" else Not(condition)
 
     def _check_pattern(self, pattern: bytes, token: _Token) -> None:
         if len(pattern) > MAX_TOPIC_BYTES:

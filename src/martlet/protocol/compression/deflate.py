@@ -37,9 +37,9 @@ class Deflate:
     def encode(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bytes:
         """Compress the pieces, flushed."""
         compress = self._compressor.compress
-        parts = [compress(piece) for piece in pieces]
-        parts.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
-        return b"".join(parts)
+        packed = [compress(piece) for piece in pieces]
+        packed.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
+        return b"".join(packed)
 
     def feed(self, data: memoryview) -> None:
         """Copy received bytes into the decompressor's input."""

@@ -65,10 +65,10 @@ class Snappy:
     def encode(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bytes:
         """Compress the pieces."""
         view = memoryview(b"".join(pieces))
-        parts: list[bytes | memoryview] = []
+        chunks: list[bytes | memoryview] = []
         if not self._has_begun:
             self._has_begun = True
-            parts.append(_BEGIN)
+            chunks.append(_BEGIN)
         for start in range(0, len(view), MAX_BYTES):
             block = view[start : start + MAX_BYTES]
             size = len(block)
@@ -78,8 +78,8 @@ class Snappy:
                 if len(smaller) < size - size // 8:
                     kind, content = _COMPRESSED, smaller
             head = (len(content) + _SUM_BYTES) << 8 | kind
-            parts += (_HEADER.pack(head, _masked_sum(block)), content)
-        return b"".join(parts)
+            chunks += (_HEADER.pack(head, _masked_sum(block)), content)
+        return b"".join(chunks)
 
     def feed(self, data: memoryview) -> None:
         """Copy received bytes into the decompressor's input."""

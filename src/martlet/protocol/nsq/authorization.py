@@ -46,7 +46,7 @@ class Authorization:
         return (
             permission in self.permissions
             and self.topic.search(topic) is not None
-            and any(channel is None or each.search(channel) for each in self.channels)
+            and any(channel is None or pattern.search(channel) for pattern in self.channels)
         )
 
 
@@ -74,13 +74,13 @@ class Authorizations:
 
     def _allows(self, permission: str, topic: str, channel: str | None) -> bool:
         key = permission, topic, channel
-        known = self._known.get(key)
-        if known is None:
-            known = any(rule.allows(*key) for rule in self.rules)
+        allowed = self._known.get(key)
+        if allowed is None:
+            allowed = any(rule.allows(*key) for rule in self.rules)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = known
-        return known
+            self._known[key] = allowed
+        return allowed
 
     def answer(self) -> bytes:
         """Encode the answer to the client's AUTH."""
@@ -100,7 +100,7 @@ def read_answer(data: bytes) -> Authorizations:
         raise BadAnswer(f"no JSON: {error}") from None
     fields = {} if value is None else _fields(value, "the answer")
     expressions = _Expressions()
-    rules = tuple(_rule(each, expressions) for each in _list(fields, "authorizations"))
+    rules = tuple(_rule(rule, expressions) for rule in _list(fields, "authorizations"))
     ttl_s = fields.get("ttl") or 0
     if type(ttl_s) is not int:
         raise BadAnswer(f"ttl is {_shown(ttl_s)}, no whole number")
@@ -119,8 +119,8 @@ def _rule(value: object, expressions: _Expressions) -> Authorization:
             raise BadAnswer(f"unknown permission {_shown(permission)}")
     topic = expressions.compile("topic", _text(fields, "topic"))
     channels = tuple(
-        expressions.compile("channel", _as_text("channel", each))
-        for each in _list(fields, "channels")
+        expressions.compile("channel", _as_text("channel", pattern))
+        for pattern in _list(fields, "channels")
     )
     return Authorization(topic, channels, tuple(map(str, permissions)))
 
@@ -134,16 +134,16 @@ class _Expressions:
     def compile(self, what: str, text: str) -> Pattern:
         """Compile an expression. Raises BadAnswer."""
         try:
-            found = compile_pattern(text)
+            pattern = compile_pattern(text)
         except BadPattern as error:
             raise BadAnswer(f"unable to compile {what} {_shown(text)}: {error}") from None
-        self._size += found.programsize
+        self._size += pattern.programsize
         if self._size > _MAX_INSTRUCTIONS:
             raise BadAnswer(
                 f"its expressions together have more than {_MAX_INSTRUCTIONS} instructions at"
                 f" {what} {_shown(text)}: use fewer or simpler ones"
             )
-        return found
+        return pattern
 
 
 def _shown(value: object) -> str:
@@ -155,7 +155,7 @@ def _fields(value: object, what: str) -> dict[str, object]:
     """Return the fields of an object, whose names may be in any case, as Go reads them."""
     if not isinstance(value, dict):
         raise BadAnswer(f"{what} is {_shown(value)}, no JSON object")
-    return {str(name).lower(): each for name, each in value.items()}
+    return {str(name).lower(): item for name, item in value.items()}
 
 
 def _list(fields: dict[str, object], name: str) -> list[object]:

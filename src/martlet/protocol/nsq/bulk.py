@@ -69,17 +69,17 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
 
 def _hexadecimal_rows(digits: Bytes) -> int:
     """Count the rows, from the first on, that consist of hexadecimal digits."""
-    known, step = 0, _FIRST_ROWS
-    while known < len(digits):
-        some = digits[known : known + step]
-        letters = some | 0x20
-        good = ((some >= 0x30) & (some <= 0x39)) | ((letters >= 0x61) & (letters <= 0x66))
+    count, step = 0, _FIRST_ROWS
+    while count < len(digits):
+        piece = digits[count : count + step]
+        letters = piece | 0x20
+        good = ((piece >= 0x30) & (piece <= 0x39)) | ((letters >= 0x61) & (letters <= 0x66))
         rows = good.all(axis=1)
         if not rows.all():
-            return known + int(rows.argmin())
-        known += len(some)
+            return count + int(rows.argmin())
+        count += len(piece)
         step *= 4
-    return known
+    return count
 
 
 def publish_run(
@@ -175,12 +175,12 @@ def _listed_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[byt
     bodies: list[bytes] = []
     add = bodies.append
     unpack = _SIZE.unpack_from
-    place = 0
+    stop = 0
     try:
         for _ in repeat(None, count):
-            start = place + 4
-            place = start + unpack(data, place)[0]
-            add(data[start:place])
+            start = stop + 4
+            stop = start + unpack(data, stop)[0]
+            add(data[start:stop])
     except struct.error:
         return None
-    return bodies if place == len(data) else None
+    return bodies if stop == len(data) else None

@@ -114,9 +114,9 @@ class Decoder:
         ):
             return Finish(bytes(buffer[at + 4 : newline])), newline + 1
         line = bytes(buffer[at:newline])
-        known = self._known_lines.get(line)
-        if known is not None:
-            return self._publish(*known, buffer, at, newline + 1, end)
+        head = self._known_lines.get(line)
+        if head is not None:
+            return self._publish(*head, buffer, at, newline + 1, end)
         words = line.removesuffix(b"\r").split(b" ")
         if self.needs_tls and words[0] != b"IDENTIFY":
             name = _text(words[0])
@@ -138,14 +138,14 @@ class Decoder:
         if buffer[0] != _P:
             return None
         newline = buffer.find(b"\n", 0, _MAX_KNOWN_LINE_BYTES)
-        known = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
-        if known is None or known[0] != "PUB":
+        head = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
+        if head is None or head[0] != "PUB":
             return None
         start = newline + 5
         size = end - start
         if not 0 < size <= self.max_lone or _SIZE.unpack_from(buffer, newline + 1)[0] != size:
             return None
-        return known[1], start
+        return head[1], start
 
     def _plain(self, words: list[bytes]) -> Command:
         """Decode a command that is only a line."""
@@ -279,25 +279,25 @@ class Decoder:
         """
         max_size, max_total = self.limits.max_msg_size, self.limits.max_body_size
         done, walked = self._walked
-        more, place = whole_bodies(buffer, first + walked, end, count - done, max_size)
+        more, body_at = whole_bodies(buffer, first + walked, end, count - done, max_size)
         done += more
-        stop, size = place + 4, 0
+        stop, size = body_at + 4, 0
         if done < count and stop <= end:
-            (size,) = _SIZE.unpack_from(buffer, place)
+            (size,) = _SIZE.unpack_from(buffer, body_at)
             if not 0 < size <= max_size:
-                raise self._bad_bodies(buffer, place, end, 1, first_number=done)
+                raise self._bad_bodies(buffer, body_at, end, 1, first_number=done)
             stop += size
-        total = place - first - 4 * done + size
+        total = body_at - first - 4 * done + size
         if total > max_total:
             raise ProtocolError("E_BAD_BODY", f"MPUB body too big {total} > {max_total}")
         if done < count:
-            self._walked = done, place - first
+            self._walked = done, body_at - first
             self.wanted_bytes = max(self.wanted_bytes, stop - at)
             return None
         self._walked = 0, 0
-        bodies = split_bodies(buffer, first, place, count, max_size)
+        bodies = split_bodies(buffer, first, body_at, count, max_size)
         assert bodies is not None, "all have been walked over"
-        return PublishCommand("MPUB", topic, bodies, 1, None), place
+        return PublishCommand("MPUB", topic, bodies, 1, None), body_at
 
     def _send(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int

@@ -161,11 +161,11 @@ class FrameSplitter:
         rest = memoryview(data)
         while rest.nbytes:
             space = self.space()
-            part = rest[: space.nbytes]
-            space[: part.nbytes] = part
+            piece = rest[: space.nbytes]
+            space[: piece.nbytes] = piece
             space.release()
-            rest = rest[part.nbytes :]
-            pieces += self.received(part.nbytes)
+            rest = rest[piece.nbytes :]
+            pieces += self.received(piece.nbytes)
         return pieces
 
     def received(self, nbytes: int) -> list[Piece]:

@@ -121,9 +121,9 @@ class MessageRun:
             )
         if self.properties:
             entries = self.properties.items()
-            both[0].properties = {place: entry for place, entry in entries if place < count}
+            both[0].properties = {number: entry for number, entry in entries if number < count}
             both[1].properties = {
-                place - count: entry for place, entry in entries if place >= count
+                number - count: entry for number, entry in entries if number >= count
             }
         return both
 
@@ -131,9 +131,9 @@ class MessageRun:
         """Yield a run of each message."""
         raw, properties = self.raw, self.properties
         start = 0
-        for place, end in enumerate(self._ends):
+        for number, end in enumerate(self._ends):
             single = MessageRun(raw[start:end], (end - start,), end - start)
-            if properties and (entry := properties.get(place)) is not None:
+            if properties and (entry := properties.get(number)) is not None:
                 single.properties = {0: entry}
             yield single
             start = end
@@ -196,6 +196,6 @@ def _joined(runs: Sequence[MessageRun]) -> Mapping[int, bytes]:
     joined: dict[int, bytes] = {}
     base = 0
     for run in runs:
-        joined |= {base + place: entry for place, entry in run.properties.items()}
+        joined |= {base + number: entry for number, entry in run.properties.items()}
         base += run.count
     return joined

@@ -78,7 +78,7 @@ def _checked(fields: dict[str, object]) -> dict[str, object]:
     """Return the known fields, each checked for its type, with Go's zero value where one is
     missing.
     """
-    known: dict[str, object] = {}
+    checked: dict[str, object] = {}
     for names, kind, zero in ((_STRINGS, str, ""), (_INTEGERS, int, 0), (_BOOLEANS, bool, False)):
         for name in names:
             value = fields.get(name)
@@ -86,10 +86,10 @@ def _checked(fields: dict[str, object]) -> dict[str, object]:
                 value = zero
             if type(value) is not kind:
                 raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-            known[name] = value
+            checked[name] = value
     for name in _STRINGS:
-        known[name] = _encodable(str(known[name]))
-    return known
+        checked[name] = _encodable(str(checked[name]))
+    return checked
 
 
 def _encodable(text: str) -> str:
@@ -157,26 +157,26 @@ def negotiate(
     Raises:
         ProtocolError: a field has a wrong type or is out of its limits, or two exclude each other.
     """
-    wanted = _checked(fields)
+    request = _checked(fields)
     for name in _STRINGS:
-        setattr(identity, name, wanted[name])
-    _take_times(wanted, identity, options)
-    identity.sample_rate = _within(int(str(wanted["sample_rate"])), 0, 99, "sample rate")
-    timeout_ms = int(str(wanted["msg_timeout"]))
+        setattr(identity, name, request[name])
+    _take_times(request, identity, options)
+    identity.sample_rate = _within(int(str(request["sample_rate"])), 0, 99, "sample rate")
+    timeout_ms = int(str(request["msg_timeout"]))
     if timeout_ms:
         max_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
         _within(timeout_ms, _MIN_MS, max_ms, "msg timeout")
         identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
-    if not wanted["feature_negotiation"]:
+    if not request["feature_negotiation"]:
         return Agreement(b"OK")
-    tls = offers_tls and bool(wanted["tls_v1"])
-    snappy = options.snappy and bool(wanted["snappy"])
-    deflate = options.deflate and bool(wanted["deflate"])
+    tls = offers_tls and bool(request["tls_v1"])
+    snappy = options.snappy and bool(request["snappy"])
+    deflate = options.deflate and bool(request["deflate"])
     if deflate and snappy:
         raise ProtocolError(
             "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"
         )
-    level = int(str(wanted["deflate_level"])) if deflate else 0
+    level = int(str(request["deflate_level"])) if deflate else 0
     level = min(level if level > 0 else _DEFAULT_DEFLATE_LEVEL, options.max_deflate_level)
     topology = {}
     if options.topology_region or options.topology_zone:
@@ -184,9 +184,9 @@ def negotiate(
             "topology_region": options.topology_region,
             "topology_zone": options.topology_zone,
         }
-    identity.extended = bool(wanted["martlet"])
-    identity.says_started = identity.extended and bool(wanted["martlet_started"])
-    identity.in_order = identity.says_started and bool(wanted["martlet_in_order"])
+    identity.extended = bool(request["martlet"])
+    identity.says_started = identity.extended and bool(request["martlet_started"])
+    identity.in_order = identity.says_started and bool(request["martlet_in_order"])
     extensions = {"martlet": _extensions(options, run)} if identity.extended else {}
     answer = go_json(
         {
@@ -223,16 +223,16 @@ def _extensions(options: BrokerOptions, run: BrokerRun) -> dict[str, int | str]:
 
 
 def _take_times(
-    wanted: dict[str, object], identity: ClientIdentity, options: BrokerOptions
+    request: dict[str, object], identity: ClientIdentity, options: BrokerOptions
 ) -> None:
-    heartbeat_ms = int(str(wanted["heartbeat_interval"]))
+    heartbeat_ms = int(str(request["heartbeat_interval"]))
     if heartbeat_ms == -1:
         identity.heartbeat_interval_ns = 0
     elif heartbeat_ms:
         max_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
         _within(heartbeat_ms, _MIN_MS, max_ms, "heartbeat interval")
         identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
-    buffer_ms = int(str(wanted["output_buffer_timeout"]))
+    buffer_ms = int(str(request["output_buffer_timeout"]))
     if buffer_ms == -1:
         identity.output_buffer_timeout_ns = 0
     elif buffer_ms:
@@ -240,7 +240,7 @@ def _take_times(
         max_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
         _within(buffer_ms, min_ms, max_ms, "output buffer timeout")
         identity.output_buffer_timeout_ns = buffer_ms * _MILLISECOND_NS
-    buffer_size = int(str(wanted["output_buffer_size"]))
+    buffer_size = int(str(request["output_buffer_size"]))
     if buffer_size == -1:
         identity.output_buffer_size, identity.output_buffer_timeout_ns = 1, 0
     elif buffer_size:

@@ -57,7 +57,7 @@ from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
 from martlet.log.copy import CopiedLog
-from martlet.log.folder import folder_place
+from martlet.log.folder import folder_identity
 from martlet.log.index import ENTRY, Rows
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.log.segmented import SegmentedLog
@@ -304,7 +304,7 @@ class LogApi:
         return {
             **self._folder.identity,
             "data_path": str(self._folder.path),
-            "folder": folder_place(self._folder.path),
+            "folder": folder_identity(self._folder.path),
             "position": view.visible_position,
             "segments": [
                 {"base": segment.base, "bytes": segment.capacity} for segment in view.log.segments

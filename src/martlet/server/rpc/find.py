@@ -13,7 +13,14 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from martlet.log.keys.search import END_OF_LOG, NO_END, KeyMatch, KeyQuery, KeySearch, LogPlace
+from martlet.log.keys.search import (
+    END_OF_LOG,
+    NO_END,
+    KeyMatch,
+    KeyQuery,
+    KeySearch,
+    MessagePosition,
+)
 from martlet.properties.block import lone_frame
 from martlet.schema.messages import FIND, FindByKey, FoundByKey
 from martlet.server.rpc.served import served
@@ -60,7 +67,7 @@ class FindCalls:
         return FoundByKey(len(stored), following), frames
 
 
-def _look(search: KeySearch, before: LogPlace, limit: int, max_bytes: int) -> list[KeyMatch]:
+def _look(search: KeySearch, before: MessagePosition, limit: int, max_bytes: int) -> list[KeyMatch]:
     """Search, in a thread."""
     matches: list[KeyMatch] = []
     left = max_bytes
@@ -68,7 +75,7 @@ def _look(search: KeySearch, before: LogPlace, limit: int, max_bytes: int) -> li
         for match in found:
             left -= len(match.frame) + len(match.entry)
             if left < 0 and matches:
-                search.reached = matches[-1].place
+                search.reached = matches[-1].at
                 break
             matches.append(match)
             if len(matches) == limit:
@@ -85,9 +92,9 @@ def _is_stored(part: Topic, match: KeyMatch) -> bool:
     return index.row(row).position == match.header.position
 
 
-def _place(text: str) -> LogPlace:
+def _place(text: str) -> MessagePosition:
     """Read where a search goes on."""
     if not text:
         return END_OF_LOG
     position, _, number = text.partition("-")
-    return LogPlace(int(position), int(number))
+    return MessagePosition(int(position), int(number))

@@ -10,7 +10,7 @@ from martlet.log.atomic_batches import BatchSlot
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.keys.index_file import build_index
-from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, LogPlace
+from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, MessagePosition
 from martlet.log.record import FRAME_HEADER_BYTES, Contents
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
@@ -21,7 +21,7 @@ SEGMENT_BYTES = 1 << 13
 class Stored(NamedTuple):
     """A message."""
 
-    place: LogPlace
+    at: MessagePosition
     topic: int
     stored_at_ns: int
     body: bytes
@@ -66,7 +66,7 @@ class KeyedLog:
         batch.begin(first, self.now_ns)
         bodies = [b"%d-%d" % (first, number) for number in range(len(messages))]
         batch.add_many(bodies)
-        packed = [(number, each.pack()) for number, each in enumerate(messages) if each]
+        packed = [(number, message.pack()) for number, message in enumerate(messages) if message]
         if packed:
             batch.set_properties(0, packed)
         record, flags = batch.finish()
@@ -79,7 +79,7 @@ class KeyedLog:
     ) -> None:
         slot, messages = laid_out
         for number, (body, properties) in enumerate(messages):
-            place, contents = LogPlace(position, number), slot.contents
+            place, contents = MessagePosition(position, number), slot.contents
             self.stored.append(
                 Stored(place, contents.topic, contents.stored_at_ns, body, properties)
             )
@@ -109,17 +109,17 @@ class KeyedLog:
         search = KeySearch(self.folder, KeyQuery(key), self.log.position)
         return bodies_of(search), search.not_indexed
 
-    def scanned(self, query: KeyQuery, before: LogPlace = END_OF_LOG) -> list[bytes]:
+    def scanned(self, query: KeyQuery, before: MessagePosition = END_OF_LOG) -> list[bytes]:
         """What a search is to find."""
         return [
-            each.body
-            for each in reversed(self.stored)
-            if each.place < before
-            and query.fits(each.properties)
-            and (query.topics is None or each.topic in query.topics)
-            and query.since_ns <= each.stored_at_ns < query.until_ns
+            message.body
+            for message in reversed(self.stored)
+            if message.at < before
+            and query.fits(message.properties)
+            and (query.topics is None or message.topic in query.topics)
+            and query.since_ns <= message.stored_at_ns < query.until_ns
         ]
 
 
-def bodies_of(search: KeySearch, before: LogPlace = END_OF_LOG) -> list[bytes]:
+def bodies_of(search: KeySearch, before: MessagePosition = END_OF_LOG) -> list[bytes]:
     return [match.frame[FRAME_HEADER_BYTES:] for match in search.find(before)]

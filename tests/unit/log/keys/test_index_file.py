@@ -39,7 +39,7 @@ def log(tmp_path: Path) -> Iterator[KeyedLog]:
 def last_key(log: KeyedLog, path: Path) -> str:
     """The key of the last message in a segment."""
     end = int(path.stem) + path.stat().st_size
-    return [each for each in log.stored if each.place.position < end][-1].properties.keys[0]
+    return [message for message in log.stored if message.at.position < end][-1].properties.keys[0]
 
 
 def test_a_damaged_index_does_not_count_and_is_built_again(log: KeyedLog) -> None:
@@ -90,7 +90,7 @@ def test_an_index_of_records_that_were_cut_off_does_not_count(tmp_path: Path) ->
     path = log.full[0]
     gone = last_key(log, path)
     kept = index_path(path).read_bytes()
-    position = log.stored[len(log.stored) // 4].place.position
+    position = log.stored[len(log.stored) // 4].at.position
     end = log.log.position
     log.close()
     storage = DiskStorage(log.folder)
@@ -111,7 +111,7 @@ def test_an_index_of_a_segment_that_goes_on_does_not_count(log: KeyedLog) -> Non
     path = log.full[-1]
     build_index(path)
     end = int(path.stem) + path.stat().st_size
-    last = [each for each in log.stored if each.place.position < end][-1].place.position
+    last = [message for message in log.stored if message.at.position < end][-1].at.position
     with SegmentFile(path) as segment:
         KeyIndex(segment).close()
         behind = segment.header(last).next_position
@@ -130,7 +130,7 @@ def test_an_index_of_a_segment_that_goes_on_does_not_count(log: KeyedLog) -> Non
 def test_an_index_has_as_many_parts_as_its_messages_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_file, "PART_ENTRIES", 100)
+    monkeypatch.setattr(index_file, "CHUNK_ENTRIES", 100)
     monkeypatch.setattr("martlet.log.keys.entries.PIECE_BYTES", 1 << 12)
     log = KeyedLog(tmp_path, 1 << 16)
     log.fill(segments=2)
@@ -157,7 +157,7 @@ def test_a_segment_without_keys_gets_an_empty_index_only_if_that_is_wanted(tmp_p
 
 def test_a_damaged_segment_gets_no_index_and_is_read(log: KeyedLog) -> None:
     path = log.full[0]
-    at = log.stored[20].place.position
+    at = log.stored[20].at.position
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(b"\xff" * 40)
@@ -167,14 +167,14 @@ def test_a_damaged_segment_gets_no_index_and_is_read(log: KeyedLog) -> None:
     assert sorted(log.folder.glob("log/*.keys*")) == [index_path(log.full[1])]
     assert log.search("k-10") == ([log.stored[10].body], [path])
     assert log.search("k-20")[0] == []
-    behind = next(each for each in log.stored if each.place.position > at)
+    behind = next(message for message in log.stored if message.at.position > at)
     assert log.search(behind.properties.keys[0])[0] == [behind.body]
 
 
 def test_a_batch_whose_checksum_is_wrong_is_not_found(log: KeyedLog) -> None:
     log.build()
     with open(log.full[0], "r+b") as file:
-        file.seek(log.stored[0].place.position + 119)
+        file.seek(log.stored[0].at.position + 119)
         file.write(b"!")
     assert log.search("k-0") == ([], [])
 
@@ -243,7 +243,7 @@ def test_a_repaired_segment_loses_its_index(tmp_path: Path) -> None:
     log = KeyedLog(tmp_path)
     log.fill(segments=3)
     log.build()
-    path, at = log.full[0], log.stored[10].place.position
+    path, at = log.full[0], log.stored[10].at.position
     log.close()
     good = path.read_bytes()
     with open(path, "r+b") as file:
@@ -272,10 +272,10 @@ def test_properties_are_noted_as_they_are_appended(tmp_path: Path) -> None:
     fill(3)
     log.bundle([(1, keyed)])
     fill(4)
-    stored = next(each for each in log.stored if each.properties)
-    record = log.log.view(stored.place.position, SEGMENT_BYTES)
+    stored = next(message for message in log.stored if message.properties)
+    record = log.log.view(stored.at.position, SEGMENT_BYTES)
     assert record is not None
-    log.log.append_again(bytearray(record[: read_header(record, 0, stored.place.position).length]))
+    log.log.append_again(bytearray(record[: read_header(record, 0, stored.at.position).length]))
     fill(6)
     assert [has for _, has in noted] == [False, True, True, True, False]
     assert [int(stem) for stem, _ in noted] == [s.base for s in log.log.segments[:-1]]

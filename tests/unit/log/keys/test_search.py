@@ -16,7 +16,7 @@ from tests.unit.log.keys.keyed_log import KeyedLog, bodies_of
 from martlet.log.keys import entries, index_file
 from martlet.log.keys.entries import key_hash
 from martlet.log.keys.index_file import build_index, index_path
-from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, LogPlace
+from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, MessagePosition
 from martlet.properties.model import NONE, Properties, Sent
 
 KEYS = ["a", "b", "ä-öü", "order-17", "order-18", "x" * 8, "x" * 9, "y" * 300]
@@ -63,7 +63,7 @@ def test_a_search_finds_what_a_read_of_all_messages_finds(
 ) -> None:
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_file, "BLOCK_ENTRIES", block)
-        patch.setattr(index_file, "PART_ENTRIES", 4 * block)
+        patch.setattr(index_file, "CHUNK_ENTRIES", 4 * block)
         patch.setattr(entries, "PIECE_BYTES", 1 << 11)
         patch.setattr(os, "fsync", lambda fd: None)  # Which is all that takes time.
         log = KeyedLog(Path(name))
@@ -78,7 +78,7 @@ def test_a_search_finds_what_a_read_of_all_messages_finds(
         times = st.integers(1000, log.now_ns + 1)
         topics = data.draw(st.sampled_from([None, {1}, {1, 2}, {3}]))
         since_ns, until_ns = data.draw(st.one_of(st.just(0), times)), data.draw(times)
-        before = data.draw(st.sampled_from([each.place for each in log.stored]))
+        before = data.draw(st.sampled_from([message.at for message in log.stored]))
         for key in [*KEYS, "order-1", "missing"]:
             query = KeyQuery(key, topics, since_ns, until_ns, notes)
             search = KeySearch(log.folder, query, log.log.position, bits=bits)
@@ -105,7 +105,7 @@ def test_a_search_ends_between_messages_and_goes_on_there(log: KeyedLog) -> None
     looks = iter([False] * 4)
     search = KeySearch(log.folder, query, log.log.position, lambda: next(looks, True))
     found: list[bytes] = []
-    before: LogPlace | None = END_OF_LOG
+    before: MessagePosition | None = END_OF_LOG
     while before is not None:
         more = bodies_of(search, before)
         assert len(more) <= 5
@@ -119,7 +119,7 @@ def test_a_search_that_has_no_time_searches_one_segment_at_least(log: KeyedLog) 
     log.build()
     search = KeySearch(log.folder, KeyQuery("k-0"), log.log.position, lambda: True)
     found: list[bytes] = []
-    before: LogPlace | None = END_OF_LOG
+    before: MessagePosition | None = END_OF_LOG
     rounds = 0
     while before is not None:
         found += bodies_of(search, before)
@@ -132,10 +132,10 @@ def test_a_search_that_has_no_time_searches_one_segment_at_least(log: KeyedLog) 
 def test_messages_behind_the_visible_end_are_not_found(log: KeyedLog) -> None:
     log.fill(segments=3)
     log.build()
-    end = log.stored[-5].place.position
+    end = log.stored[-5].at.position
     assert bodies_of(KeySearch(log.folder, KeyQuery(f"k-{len(log.stored) - 1}"), end)) == []
     assert bodies_of(KeySearch(log.folder, KeyQuery(f"k-{len(log.stored) - 6}"), end)) != []
-    inside = log.stored[5].place.position
+    inside = log.stored[5].at.position
     assert bodies_of(KeySearch(log.folder, KeyQuery("k-4"), inside)) == [log.stored[4].body]
     assert bodies_of(KeySearch(log.folder, KeyQuery("k-5"), inside)) == []
 
@@ -153,7 +153,9 @@ def test_a_segment_that_is_removed_meanwhile_is_left_out(log: KeyedLog) -> None:
 
 def test_segments_before_the_span_of_time_are_not_read(log: KeyedLog) -> None:
     log.fill(segments=5)
-    since_ns = next(each.stored_at_ns for each in log.stored if each.place.position >= 3 << 13)
+    since_ns = next(
+        message.stored_at_ns for message in log.stored if message.at.position >= 3 << 13
+    )
     search = KeySearch(log.folder, KeyQuery("k-0", since_ns=since_ns), log.log.position)
     assert bodies_of(search) == []
     assert log.full[0] not in search.not_indexed
