@@ -20,6 +20,8 @@ import sys
 import time
 from collections.abc import Iterable
 
+from tests.ledger import Ledger
+
 from martlet.client import (
     Backoff,
     ClientError,
@@ -40,16 +42,10 @@ PATIENCE = Identity(heartbeat_interval_ms=1000)
 TRIES = Backoff(max_s=1.0)
 
 
-class Ledger:
-    """A file of lines that outlives its writer."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-    def write(self, bodies: Iterable[bytes]) -> None:
-        """Write them down with the time."""
-        now = b"%d" % time.time_ns()
-        os.write(self._file, b"".join(b"%b %b\n" % (now, body) for body in bodies))
+def note(ledger: Ledger, bodies: Iterable[bytes]) -> None:
+    """Write bodies down with the time."""
+    now_ns = time.time_ns()
+    ledger.write(b"%d %b" % (now_ns, body) for body in bodies)
 
 
 async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
@@ -61,8 +57,8 @@ async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) 
         number = 0
         while not stopping.is_set():
             bodies = [
-                b"%b-%d-%d-%d" % (name.encode(), os.getpid(), worker, number + each)
-                for each in range(AT_ONCE)
+                b"%b-%d-%d-%d" % (name.encode(), os.getpid(), worker, number + n)
+                for n in range(AT_ONCE)
             ]
             number += AT_ONCE
             try:
@@ -70,10 +66,10 @@ async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) 
             except ClientError as error:
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
             else:
-                ledger.write(bodies)
+                note(ledger, bodies)
             await asyncio.sleep(PAUSE_S)
 
-    found = Producer(
+    opened = Producer(
         lookup=lookups,
         lookup_poll_s=poll_s,
         timeout_s=60,
@@ -82,7 +78,7 @@ async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) 
         connect_timeout_s=1.0,
         backoff=TRIES,
     )
-    async with found as producer, asyncio.TaskGroup() as group:
+    async with opened as producer, asyncio.TaskGroup() as group:
         for worker in range(WORKERS):
             group.create_task(publish(producer, worker))
 
@@ -100,10 +96,10 @@ async def send(name: str, ledger: Ledger, _poll_s: float, brokers: list[str]) ->
             result = await producer.send(TOPIC, body)
             assert result.id is not None
             if result.status is not PutStatus.FLUSH_SLAVE_TIMEOUT:  # A failover may lose it.
-                ledger.write([body + b" " + result.id])
+                note(ledger, [body + b" " + result.id])
 
     settings = PublishSettings(send_timeout_s=60, send_retries=None)
-    found = Producer(
+    opened = Producer(
         brokers,
         publishing=settings,
         timeout_s=60,
@@ -112,7 +108,7 @@ async def send(name: str, ledger: Ledger, _poll_s: float, brokers: list[str]) ->
         connect_timeout_s=1.0,
         backoff=TRIES,
     )
-    async with found as producer, asyncio.TaskGroup() as group:
+    async with opened as producer, asyncio.TaskGroup() as group:
         for worker in range(WORKERS):
             group.create_task(work(producer, worker))
 
@@ -130,7 +126,7 @@ async def receive(_name: str, ledger: Ledger, _poll_s: float, brokers: list[str]
     )
     async with consumer:
         async for message in consumer:
-            ledger.write([message.body + b" " + message.id])
+            note(ledger, [message.body + b" " + message.id])
             message.finish()
 
 
@@ -148,7 +144,7 @@ async def consume(_name: str, ledger: Ledger, poll_s: float, lookups: list[str])
     )
     async with consumer:
         async for batch in consumer.batches():
-            ledger.write(batch.bodies)
+            note(ledger, batch.bodies)
             await batch.finish()
 
 

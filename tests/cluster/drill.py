@@ -29,6 +29,7 @@ from typing import Any
 
 from tests.cluster.client import CHANNEL, TOPIC
 from tests.cluster.hosts import Host, Network, enter, until
+from tests.ledger import Ledger
 
 TCP, HTTP, LOOKUP_TCP, LOOKUP_HTTP = 4150, 4151, 4160, 4161
 CALM_S = 0.5
@@ -78,8 +79,8 @@ class Drill:
         """Start all hosts, and wait until messages go through all of them."""
         self._start_lookups()
         self._start_brokers()
-        found = [f"{each.address}:{LOOKUP_HTTP}" for each in self._by_role["lookup"]]
-        self._start_clients(found)
+        addresses = [f"{host.address}:{LOOKUP_HTTP}" for host in self._by_role["lookup"]]
+        self._start_clients(addresses)
         for host in self._network.hosts:
             until(self._in_use(host), host.name)
 
@@ -110,14 +111,14 @@ class Drill:
 
     def _lookup_flags(self) -> list[str]:
         return [
-            f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in self._by_role["lookup"]
+            f"--lookupd-tcp-address={host.address}:{LOOKUP_TCP}" for host in self._by_role["lookup"]
         ]
 
-    def _start_clients(self, found: Sequence[str]) -> None:
+    def _start_clients(self, addresses: Sequence[str]) -> None:
         """Start producers and consumers, which find brokers at these addresses."""
         for role, verb in (("producer", "produce"), ("consumer", "consume")):
             for host in self._by_role[role]:
-                settings = [host.name, self._ledger(host), str(self._poll_s), *found]
+                settings = [host.name, str(self._ledger(host).path), str(self._poll_s), *addresses]
                 host.run(*PYTHON, "tests.cluster.client", verb, *settings)
 
     def leave(self, names: Sequence[str]) -> None:
@@ -205,23 +206,23 @@ class Drill:
             brokers = self._here("broker")
             url = f"http://{self._http_address(host)}/lookup?topic={TOPIC}"
             return lambda: len(json.loads(get(url))["producers"]) >= brokers
-        ledger = Path(self._ledger(host))
-        size = ledger.stat().st_size if ledger.exists() else 0
-        return lambda: ledger.stat().st_size > size
+        ledger = self._ledger(host)
+        count = len(ledger.lines())
+        return lambda: len(ledger.lines()) > count
 
     def _here(self, role: str) -> int:
         return sum(host not in self._away for host in self._by_role[role])
 
-    def _ledger(self, host: Host) -> str:
-        return str(self._folder / f"{host.name}.ledger")
+    def _ledger(self, host: Host) -> Ledger:
+        return Ledger(self._folder / f"{host.name}.ledger")
 
     def _read(self, role: str) -> list[tuple[int, bytes]]:
-        """All lines of a role's ledgers; of one that was cut in the middle, none."""
-        found = []
-        for host in self._by_role[role]:
-            *lines, _ = Path(self._ledger(host)).read_bytes().split(b"\n")
-            found += [(int(at), body) for at, _, body in (line.partition(b" ") for line in lines)]
-        return found
+        """All lines of a role's ledgers."""
+        return [
+            (int(at), body)
+            for host in self._by_role[role]
+            for at, _, body in (line.partition(b" ") for line in self._ledger(host).lines())
+        ]
 
 
 def get(url: str) -> bytes:
@@ -239,10 +240,10 @@ def _consumers(stats: bytes) -> int:
 
 
 def _first(lines: list[tuple[int, bytes]]) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
+    first_at: dict[bytes, int] = {}
     for at, body in sorted(lines):
-        found.setdefault(body, at)
-    return found
+        first_at.setdefault(body, at)
+    return first_at
 
 
 def gap_ms(lines: list[tuple[int, bytes]], began_ns: int, ended_ns: int) -> int:
@@ -281,19 +282,19 @@ def run(arguments: argparse.Namespace, *, namespaces: bool, folder: Path) -> dic
         network.close()
 
 
-def table(found: dict[str, Any]) -> str:
+def table(outcome: dict[str, Any]) -> str:
     """The table for people."""
     lines = [
         "| host | deed | away | in use again | nobody handled | nobody was answered | latest |",
         "|---|---|---|---|---|---|---|",
     ]
-    for deed in found["deeds"]:
+    for deed in outcome["deeds"]:
         times = [f"{deed[f'{name}_ms']:,} ms" for name in _TIMES]
         lines.append(" | ".join([f"| {deed['host']}", deed["deed"], *times]) + " |")
     lines.append(
-        f"\n{found['answered']:,} messages answered OK, {found['lost']} lost,"
-        f" {found['handled_again']:,} handled more than once; hosts are {found['network']},"
-        f" consumers ask every {found['poll_s']:g} s"
+        f"\n{outcome['answered']:,} messages answered OK, {outcome['lost']} lost,"
+        f" {outcome['handled_again']:,} handled more than once; hosts are {outcome['network']},"
+        f" consumers ask every {outcome['poll_s']:g} s"
     )
     return "\n".join(lines)
 
@@ -316,9 +317,9 @@ def main() -> int:
     arguments = parser.parse_args()
     namespaces = not arguments.loopback and enter()
     with tempfile.TemporaryDirectory(prefix="martlet-drill-") as folder:
-        found = run(arguments, namespaces=namespaces, folder=Path(folder))
-    print(json.dumps(found) if arguments.json else table(found))
-    return 1 if found["lost"] else 0
+        outcome = run(arguments, namespaces=namespaces, folder=Path(folder))
+    print(json.dumps(outcome) if arguments.json else table(outcome))
+    return 1 if outcome["lost"] else 0
 
 
 if __name__ == "__main__":

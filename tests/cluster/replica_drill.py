@@ -113,10 +113,10 @@ class ReplicaDrill(Drill):
                 *self._flags,
             )
 
-    def _start_clients(self, found: list[str]) -> None:  # type: ignore[override]
+    def _start_clients(self, addresses: list[str]) -> None:  # type: ignore[override]
         for role, verb in (("producer", "send"), ("consumer", "receive")):
             for host in self._by_role[role]:
-                settings = [host.name, self._ledger(host), "1", *found]
+                settings = [host.name, str(self._ledger(host).path), "1", *addresses]
                 host.run(*PYTHON, "tests.cluster.client", verb, *settings)
 
     def see(self) -> Seen:
@@ -136,9 +136,9 @@ class ReplicaDrill(Drill):
     def host_of(self, name: str) -> Host:
         """Return a host by its name, or the one that is primary."""
         if name == "primary":
-            found = self._replica_set()
-            assert found.primary is not None
-            name = found.primary
+            replica_set = self._replica_set()
+            assert replica_set.primary is not None
+            name = replica_set.primary
         return next(host for host in self._network.hosts if host.name == name)
 
     def role_of(self, host: Host) -> str:
@@ -163,9 +163,9 @@ class ReplicaDrill(Drill):
 
     def _replica_set(self) -> ReplicaSet:
         """Return the document as soon as there is one: members of etcd fail, too."""
-        found = until(lambda: self.see().replica_set, "etcd")
-        assert found is not None
-        return found
+        replica_set = until(lambda: self.see().replica_set, "etcd")
+        assert replica_set is not None
+        return replica_set
 
     def _deed(self, deed: str, host: Host) -> tuple[Callable[[], object], Callable[[], object]]:
         if deed == "cut-etcd":
@@ -215,18 +215,18 @@ class ReplicaDrill(Drill):
 
         def is_in_sync() -> bool:
             seen = self.see()
-            found, presence = seen.replica_set, seen.presences.get(host.name)
-            if found is None or found.primary is None or presence is None:
+            replica_set, presence = seen.replica_set, seen.presences.get(host.name)
+            if replica_set is None or replica_set.primary is None or presence is None:
                 return False
-            primary = self.host_of(found.primary)
+            primary = self.host_of(replica_set.primary)
             stats = json.loads(get(f"http://{primary.address}:{HTTP}/stats?format=json"))
             report = stats.get("replication", {"role": ""})
             # The set has a replica for a while that was killed and is not back.
             standby = report.get("replicas", {}).get(host.name, {})
             is_connected = host is primary or standby.get("is_whole")
-            is_whole = presence.is_whole and presence.epoch == found.epoch
-            is_primary = report["role"] == "primary" and report["epoch"] == found.epoch
-            return is_primary and is_connected and is_whole and host.name in found.in_sync
+            is_whole = presence.is_whole and presence.epoch == replica_set.epoch
+            is_primary = report["role"] == "primary" and report["epoch"] == replica_set.epoch
+            return is_primary and is_connected and is_whole and host.name in replica_set.in_sync
 
         return is_in_sync
 
@@ -236,7 +236,7 @@ class ReplicaDrill(Drill):
         for _, line in self._read("consumer"):
             body, _, message_id = line.partition(b" ")
             ids.setdefault(body, set()).add(message_id)
-        return sum(len(each) > 1 for each in ids.values())
+        return sum(len(ids_of_body) > 1 for ids_of_body in ids.values())
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -269,19 +269,19 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         network.close()
 
 
-def table(found: dict[str, Any]) -> str:
+def table(outcome: dict[str, Any]) -> str:
     """The table for people: the pauses of each kind of deed, in milliseconds."""
     lines = ["| deed | on | times | p50 | p99 | longest |", "|---|---|---|---|---|---|"]
     kinds: dict[tuple[str, str], list[int]] = {}
-    for deed in found["deeds"]:
+    for deed in outcome["deeds"]:
         kinds.setdefault((deed["deed"], deed["role"]), []).append(deed["answered_gap_ms"])
     for (deed, role), pauses in kinds.items():
         cuts = quantiles(pauses, n=100) if len(pauses) > 1 else pauses * 99
         shown = f"{cuts[49]:,.0f} | {cuts[98]:,.0f} | {max(pauses):,}"
         lines.append(f"| {deed} | {role} | {len(pauses)} | {shown} |")
     lines.append(
-        f"\n{found['answered']:,} messages answered OK, {found['lost']} lost, {found['doubled']}"
-        f" stored twice, {found['handled_again']:,} received more than once"
+        f"\n{outcome['answered']:,} messages answered OK, {outcome['lost']} lost,"
+        f" {outcome['doubled']} stored twice, {outcome['handled_again']:,} received more than once"
     )
     return "\n".join(lines)
 
@@ -302,9 +302,9 @@ def main() -> int:
         print("network namespaces are not allowed here", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="martlet-drill-") as folder:
-        found = run(arguments, Path(folder))
-    print(json.dumps(found) if arguments.json else table(found))
-    return 1 if found["lost"] or found["doubled"] else 0
+        outcome = run(arguments, Path(folder))
+    print(json.dumps(outcome) if arguments.json else table(outcome))
+    return 1 if outcome["lost"] or outcome["doubled"] else 0
 
 
 if __name__ == "__main__":

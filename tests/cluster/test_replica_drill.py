@@ -28,33 +28,33 @@ def drill(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.cluster.replica_drill", "--json", *arguments]
     done = subprocess.run(command, cwd=HERE, capture_output=True, check=False)
     assert done.stdout, done.stderr.decode()
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert (found["lost"], found["doubled"]) == (0, 0), done.stderr.decode()
-    assert found["answered"] > 100 * len(found["deeds"])
-    return found
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    assert (outcome["lost"], outcome["doubled"]) == (0, 0), done.stderr.decode()
+    assert outcome["answered"] > 100 * len(outcome["deeds"])
+    return outcome
 
 
 def test_a_primary_is_killed() -> None:
-    found = drill("--deeds=kill", "--hosts=primary", "--away-s=0.3")
-    assert len(found["deeds"]) == 1
+    outcome = drill("--deeds=kill", "--hosts=primary", "--away-s=0.3")
+    assert len(outcome["deeds"]) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("replicas", "flags"), [(2, []), (3, []), (5, []), (3, ["--flush=sync"])])
 def test_each_host_is_killed_cut_off_and_stopped(replicas: int, flags: list[str]) -> None:
-    found = drill(f"--replicas={replicas}", *flags)
-    assert len(found["deeds"]) == 3 * (replicas + 3)
-    for deed in found["deeds"]:
+    outcome = drill(f"--replicas={replicas}", *flags)
+    assert len(outcome["deeds"]) == 3 * (replicas + 3)
+    for deed in outcome["deeds"]:
         assert deed["answered_gap_ms"] < 10_000, deed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_host_is_cut_off_in_one_direction() -> None:
-    found = drill("--deeds=cut-in,cut-out")
-    assert len(found["deeds"]) == 2 * 6
-    for deed in found["deeds"]:
+    outcome = drill("--deeds=cut-in,cut-out")
+    assert len(outcome["deeds"]) == 2 * 6
+    for deed in outcome["deeds"]:
         assert deed["answered_gap_ms"] < 10_000, deed
 
 
@@ -68,8 +68,8 @@ def test_sends_are_answered_while_all_of_etcd_is_cut_off() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_primary_that_is_stopped_or_hands_over_needs_one_election() -> None:
-    found = drill("--deeds=term,hand-over", "--hosts=primary", "--count=5")
-    assert [deed["failovers"] for deed in found["deeds"]] == [1] * 10
+    outcome = drill("--deeds=term,hand-over", "--hosts=primary", "--count=5")
+    assert [deed["failovers"] for deed in outcome["deeds"]] == [1] * 10
 
 
 @pytest.mark.slow

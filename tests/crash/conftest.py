@@ -11,6 +11,6 @@ from tests.crash.replica_cluster import Clusters
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[Clusters]:
-    found = Clusters(tmp_path)
-    yield found
-    found.kill_all()
+    opened = Clusters(tmp_path)
+    yield opened
+    opened.kill_all()

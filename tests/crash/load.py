@@ -68,24 +68,24 @@ class Ledger:
     def delivered(self, topic: str, channel: str, body: bytes) -> None:
         """A message has come: may it?"""
         now_ns = time.time_ns()
-        known = self.channel(topic, channel)
-        known.delivered.add(body)
+        promises = self.channel(topic, channel)
+        promises.delivered.add(body)
         name = f"{topic}:{channel} {body[:8].decode()}"
-        if body in known.journaled:
+        if body in promises.journaled:
             self.complaints.append(f"{name} was finished and journaled, and comes again")
-        if body in known.life:
+        if body in promises.life:
             self.complaints.append(f"{name} was finished in this very life, and comes again")
         for state, due_ns in (
             ("deferred", self.due_ns.get(body, 0)),
-            ("requeued", known.not_before_ns.pop(body, 0)),
+            ("requeued", promises.not_before_ns.pop(body, 0)),
         ):
             if now_ns < due_ns - EARLY_NS:
                 self.complaints.append(f"{name}, {state}, comes {due_ns - now_ns} ns too early")
 
     def died(self) -> None:
         """The broker has gone: what it had only in memory it may forget."""
-        for known in self.channels.values():
-            known.life.clear()
+        for promises in self.channels.values():
+            promises.life.clear()
 
     def missing(self, topic: str, channel: str) -> set[bytes]:
         """Return messages answered OK that never came."""
@@ -162,7 +162,7 @@ async def consume(
     ledger: Ledger, address: str, topic: str, channel: str, *, finish: float, requeue: float
 ) -> None:
     """Finish some, requeue some with a delay, keep the rest in flight, until the broker goes."""
-    known = ledger.channel(topic, channel)
+    promises = ledger.channel(topic, channel)
     wire = await Wire.subscribed(address, topic, channel)
     wire.send(b"RDY 300\n")
     # A publish is answered when all that was sent before it has been handled.
@@ -190,9 +190,9 @@ async def consume(
                 unsure.append((journal.count, *sent))
                 while unsure[0][0] <= journal.written_by():
                     _, done, again = unsure.popleft()
-                    known.journaled.update(done)
-                    known.not_before_ns.update(
-                        {body: due for body, due in again.items() if body not in known.finished}
+                    promises.journaled.update(done)
+                    promises.not_before_ns.update(
+                        {body: due for body, due in again.items() if body not in promises.finished}
                     )
                 continue
             got = message(frame)
@@ -201,8 +201,8 @@ async def consume(
             if chance < finish:
                 wire.send(b"FIN %b\n" % got.id)
                 finished.append(got.body)
-                known.finished.add(got.body)
-                known.life.add(got.body)
+                promises.finished.add(got.body)
+                promises.life.add(got.body)
             elif chance < finish + requeue and got.attempts < 3:
                 delay_ms = ledger.random.choice((50, 300, 1500))
                 requeued[got.body] = time.time_ns() + delay_ms * 1_000_000

@@ -135,20 +135,20 @@ class WrittenFolder:
         headers = [header for header, _ in records if header.kind == RecordKind.BATCH]
         return [header for header in headers if header.count == BATCH_COUNT]
 
-    def place(self, position: int) -> tuple[Path, int]:
+    def file_of(self, position: int) -> tuple[Path, int]:
         """The file that holds a position, and the byte in it."""
         path = [path for path in self.segments() if int(path.stem) <= position][-1]
         return path, position - int(path.stem)
 
     def overwrite(self, position: int, data: bytes) -> None:
-        path, at = self.place(position)
+        path, at = self.file_of(position)
         with open(path, "r+b") as file:
             file.seek(at)
             file.write(data)
 
     def flip(self, position: int) -> None:
         """Flip one bit of the log."""
-        path, at = self.place(position)
+        path, at = self.file_of(position)
         flip(path, at)
 
 

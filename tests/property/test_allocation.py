@@ -14,8 +14,8 @@ TO_ALL = sorted(set(STRATEGIES) - {"by-config", "by-machine-room"})
 
 def share_out(strategy: str, count: int, members: Sequence[GroupMember]) -> dict[str, list[int]]:
     """The numbers of the queues of one broker."""
-    found = allocate(strategy, "orders", at("a", count), members)
-    return {id: [queue.number for queue in queues] for id, queues in found.items()}
+    assignment = allocate(strategy, "orders", at("a", count), members)
+    return {id: [queue.number for queue in queues] for id, queues in assignment.items()}
 
 
 def at(broker: str, count: int, room: str = "east") -> list[TopicQueue]:
@@ -25,23 +25,25 @@ def at(broker: str, count: int, room: str = "east") -> list[TopicQueue]:
 @given(counts, names, st.sampled_from(TO_ALL))
 def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) -> None:
     members = [GroupMember(id, room=("east", "west")[len(id) % 2]) for id in ids]
-    found = share_out(strategy, count, members)
-    assert set(found) == set(ids)
+    assignment = share_out(strategy, count, members)
+    assert set(assignment) == set(ids)
     if ids:
-        assert sorted(queue for queues in found.values() for queue in queues) == list(range(count))
-        assert all(queues == sorted(queues) for queues in found.values())
+        assert sorted(queue for queues in assignment.values() for queue in queues) == list(
+            range(count)
+        )
+        assert all(queues == sorted(queues) for queues in assignment.values())
 
 
 @given(counts, names)
 def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
-    found = share_out("averagely", n, [GroupMember(id) for id in ids])
+    assignment = share_out("averagely", n, [GroupMember(id) for id in ids])
     c = len(ids)
     for i, id in enumerate(sorted(ids)):
         mod = n % c
         size = 1 if n <= c else n // c + (1 if mod > 0 and i < mod else 0)
         start = i * size if mod > 0 and i < mod else i * size + mod
         take = max(0, min(size, n - start))
-        assert found[id] == list(range(start, start + take))
+        assert assignment[id] == list(range(start, start + take))
 
 
 @given(counts, names)

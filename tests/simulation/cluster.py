@@ -151,7 +151,7 @@ class Cluster:
     @property
     def replaced(self) -> list[Node]:
         """The machines that were replaced."""
-        return [each for each in self.machines if self.nodes[each.name] is not each]
+        return [machine for machine in self.machines if self.nodes[machine.name] is not machine]
 
     # time and chance
 
@@ -295,10 +295,10 @@ class Cluster:
 
     def _power_all(self, node: Node, length_ns: int) -> None:
         if self.settings.flush_sync:
-            for each in self.nodes.values():
-                if each.has_power:
-                    self.kill(each, power=True)
-                    self.after(self.random.randrange(length_ns), partial(self._power_back, each))
+            for machine in self.nodes.values():
+                if machine.has_power:
+                    self.kill(machine, power=True)
+                    self.after(self.random.randrange(length_ns), partial(self._power_back, machine))
 
     def _pause(self, node: Node, length_ns: int) -> None:
         if node.life is not None and not node.is_paused:
@@ -307,11 +307,14 @@ class Cluster:
             self.after(length_ns, lambda: node.resume() if node.life is life else None)
 
     def _one_way(self, node: Node, length_ns: int) -> None:
-        other = self.random.choice([each for each in self.machines if each is not node])
+        other = self.random.choice([machine for machine in self.machines if machine is not node])
         self._cut({(node.address, other.address)}, length_ns)
 
     def _isolate(self, node: Node, length_ns: int) -> None:
-        here, others = node.address, [each.address for each in self.machines if each is not node]
+        here, others = (
+            node.address,
+            [machine.address for machine in self.machines if machine is not node],
+        )
         cuts = {(here, there) for there in others} | {(there, here) for there in others}
         self._cut(cuts, length_ns)
         if self.random.randrange(2):
@@ -430,33 +433,33 @@ class Cluster:
 
     def _hand_over(self, node: Node, length_ns: int) -> None:
         """An operator asks for another primary."""
-        known = self.store.replica_set
-        if node.name in known.replicas:
-            self.store.change(known.with_hand_over(node.name))
+        replica_set = self.store.replica_set
+        if node.name in replica_set.replicas:
+            self.store.change(replica_set.with_hand_over(node.name))
 
     def _remove(self, node: Node, length_ns: int) -> None:
         """An operator removes a replica, and adds it again after a while."""
-        known = self.store.replica_set
-        if len(known.replicas) < 3 or node.name == known.primary:
+        replica_set = self.store.replica_set
+        if len(replica_set.replicas) < 3 or node.name == replica_set.primary:
             return
-        if node.name in known.replicas and node.name not in known.leaving:
-            self.store.change(known.with_leaving(node.name))
+        if node.name in replica_set.replicas and node.name not in replica_set.leaving:
+            self.store.change(replica_set.with_leaving(node.name))
             self.after(length_ns, lambda: self._end_removal(node, length_ns))
 
     def _end_removal(self, node: Node, length_ns: int) -> None:
-        known = self.store.replica_set
-        if node.name not in known.in_sync and node.name != known.primary:
-            self.store.change(known.without_replica(node.name))
+        replica_set = self.store.replica_set
+        if node.name not in replica_set.in_sync and node.name != replica_set.primary:
+            self.store.change(replica_set.without_replica(node.name))
         else:  # It is not out yet, and stays.
-            self.store.change(replace(known, leaving=known.leaving - {node.name}))
+            self.store.change(replace(replica_set, leaving=replica_set.leaving - {node.name}))
         # By then another machine may be that replica.
         self.after(length_ns, lambda: self._add(self.nodes[node.name]))
 
     def _add(self, node: Node) -> None:
-        known = self.store.replica_set
-        if node.name not in known.replicas:
-            wanted = min(self.wanted_copies, len(known.replicas) + 1)
-            more = replace(known.with_replica(node.name, node.address), wanted_copies=wanted)
+        replica_set = self.store.replica_set
+        if node.name not in replica_set.replicas:
+            copies = min(self.wanted_copies, len(replica_set.replicas) + 1)
+            more = replace(replica_set.with_replica(node.name, node.address), wanted_copies=copies)
             if node.life is not None:
                 presence = replace(node.replica.presence(self.now_ns), instance=node.instance)
                 more = more.named({node.name: presence})
@@ -470,8 +473,10 @@ class Cluster:
         ):
             return
         # What flips in the only copy in sync is lost.
-        known = self.store.replica_set
-        others = [other for other in others if other.name in known.in_sync - known.leaving]
+        replica_set = self.store.replica_set
+        others = [
+            other for other in others if other.name in replica_set.in_sync - replica_set.leaving
+        ]
         # What flips in the last records looks like a write that was not finished.
         for segment in node.storage.segments()[:-2]:
             data = node.storage.segment_bytes_of(segment.base)
@@ -491,9 +496,9 @@ class Cluster:
         self._store_cuts.clear()
         self._slow_nodes.clear()
         self.store.is_away = False
-        known = self.store.replica_set
-        if known.leaving:
-            self.store.change(replace(known, leaving=frozenset()))
+        replica_set = self.store.replica_set
+        if replica_set.leaving:
+            self.store.change(replace(replica_set, leaving=frozenset()))
         for node in self.nodes.values():
             self._add(node)
         for node in self.machines:
@@ -505,13 +510,18 @@ class Cluster:
             node.start()
 
     def _is_well(self) -> bool:
-        known = self.store.replica_set
-        if known.in_sync != set(self.nodes) or any(n.life is None for n in self.nodes.values()):
+        replica_set = self.store.replica_set
+        if replica_set.in_sync != set(self.nodes) or any(
+            n.life is None for n in self.nodes.values()
+        ):
             return False
-        if any(each.life is not None and not each.replica.is_replaced for each in self.replaced):
+        if any(
+            machine.life is not None and not machine.replica.is_replaced
+            for machine in self.replaced
+        ):
             return False
-        primary = self.nodes[known.primary].replica.role if known.primary else None
-        if not isinstance(primary, Primary) or primary.epoch != known.epoch:
+        primary = self.nodes[replica_set.primary].replica.role if replica_set.primary else None
+        if not isinstance(primary, Primary) or primary.epoch != replica_set.epoch:
             return False
         return primary.confirmation.position == primary.log.position
 

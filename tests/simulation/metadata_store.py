@@ -49,10 +49,10 @@ class MetadataStore:
                 for name, (until_ns, presence) in self._presences.items()
                 if now_ns < until_ns
             }
-            found = (self.replica_set, self.version)
+            document = (self.replica_set, self.version)
             if self._older and self.cluster.chance(self.cluster.faults.stale_looks):
-                found = self.cluster.random.choice(self._older)
-            seen = Seen(ReplicaSet.unpack(found[0].pack()), found[1], presences)
+                document = self.cluster.random.choice(self._older)
+            seen = Seen(ReplicaSet.unpack(document[0].pack()), document[1], presences)
             # The answer may be slow, and old when it comes.
             slow_ns = 2 * TIMEOUT_NS if self.cluster.chance(self.cluster.faults.slow_looks) else 1
             self.cluster.after(
@@ -63,13 +63,13 @@ class MetadataStore:
 
     def swap(
         self,
-        wanted: ReplicaSet,
+        replica_set: ReplicaSet,
         version: int,
         answer: Callable[[int | None], None],
         unclear: Callable[[], None],
     ) -> None:
         """Compare and swap."""
-        document = wanted.pack()
+        document = replica_set.pack()
 
         def apply() -> int | None:
             if version != self.version:

@@ -77,7 +77,7 @@ class Node:
     ) -> None:
         self.cluster = cluster
         self.name = name
-        self.address = f"{name}{sum(each.name == name for each in cluster.machines)}"
+        self.address = f"{name}{sum(machine.name == name for machine in cluster.machines)}"
         """Of the machine; no other has the same."""
         self.is_copied = storage is not None
         self.storage = copy_of(storage) if storage else SimulatedStorage(cluster.random)
@@ -245,15 +245,15 @@ class Node:
         """Whether the log that is sent over a connection goes on, and the receiver wants it."""
         role = self.replica.role
         if isinstance(role, Primary):
-            senders = [each.sender for each in role.standbys.values() if each.link is link]
+            senders = [standby.sender for standby in role.standbys.values() if standby.link is link]
             max_bytes = self.cluster.settings.max_unacknowledged_bytes
         else:
             senders = [role._sender] if isinstance(role, Standby) and role.link is link else []
             max_bytes = MAX_PUMP_BYTES
         return any(
-            each.position < each.log.position and each.unacknowledged_bytes < max_bytes
-            for each in senders
-            if each is not None
+            sender.position < sender.log.position and sender.unacknowledged_bytes < max_bytes
+            for sender in senders
+            if sender is not None
         )
 
     def connect_failed(self, attempt: int, *, is_refused: bool) -> None:
@@ -277,7 +277,7 @@ class Node:
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection."""
-        (peer,) = [each for each in self.cluster.machines if each.address == address]
+        (peer,) = [machine for machine in self.cluster.machines if machine.address == address]
         connect(self.cluster, self, peer, attempt)
 
     def poll(self) -> None:
@@ -448,10 +448,10 @@ class Node:
     def _checkpoint_standby(self) -> None:
         role = self.replica.role
         if isinstance(role, Standby) and role.recovery is not None and role.recovery.is_usable:
-            found = role.recovery.take_checkpoint(role.copy.durable_position)
-            if found is not None:
-                found.save(self.storage)
-                self.replica.checkpoint_saved(found)
+            checkpoint = role.recovery.take_checkpoint(role.copy.durable_position)
+            if checkpoint is not None:
+                checkpoint.save(self.storage)
+                self.replica.checkpoint_saved(checkpoint)
 
     def flush(self) -> None:
         """Flush the log, in a thread; the process hears of it later."""

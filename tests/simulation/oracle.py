@@ -101,8 +101,8 @@ class Oracle:
         """A standby shows a log and its topics to readers."""
         for topic in view.all_topics():
             queue = topic.queue
-            known, checked = node.shown.get(topic.id, (None, 0))
-            start = checked if known is queue else 0
+            shown_queue, checked = node.shown.get(topic.id, (None, 0))
+            start = checked if shown_queue is queue else 0
             if queue.visible_end < start:
                 raise Broken(f"{node.name} takes back {topic.name} from {queue.visible_end} on")
             for row in queue.index.rows(queue.index.find(start), queue.index.end_row):

@@ -90,9 +90,9 @@ def reset(writer: asyncio.StreamWriter) -> None:
 def has_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The texts of errors and tracebacks, of this package and of all others."""
     return [
-        each.getMessage()
-        for each in caplog.records
-        if each.levelno >= logging.ERROR or each.exc_info
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR or record.exc_info
     ]
 
 

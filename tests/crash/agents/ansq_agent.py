@@ -18,26 +18,26 @@ async def consume(reader: Any) -> None:
         await message.fin()
 
 
-async def new_reader(given: steps.Arguments) -> Any:
-    where: dict[str, object] = {"nsqd_tcp_addresses": given.addresses}
-    if given.lookup:
+async def new_reader(arguments: steps.Arguments) -> Any:
+    where: dict[str, object] = {"nsqd_tcp_addresses": arguments.addresses}
+    if arguments.lookup:
         where = {
-            "lookupd_http_addresses": [given.lookup],
+            "lookupd_http_addresses": [arguments.lookup],
             "lookupd_poll_interval": 1000 * steps.POLL_S,
         }
     features = ansq.ConnectionFeatures(msg_timeout=1000 * steps.MESSAGE_TIMEOUT_S)
     return await ansq.create_reader(
-        topic=given.topic,
-        channel=given.channel,
+        topic=arguments.topic,
+        channel=arguments.channel,
         connection_options=ansq.ConnectionOptions(features=features),
         **where,
     )
 
 
 async def main() -> None:
-    given = steps.Arguments()
-    consuming = asyncio.create_task(consume(await new_reader(given)))
-    addresses = itertools.cycle(given.addresses)
+    arguments = steps.Arguments()
+    consuming = asyncio.create_task(consume(await new_reader(arguments)))
+    addresses = itertools.cycle(arguments.addresses)
     writer: Any = None
 
     async def publish_one(body: str) -> bool:
@@ -54,7 +54,7 @@ async def main() -> None:
             except OSError as error:
                 report("failed", body=body, reason=repr(error))
                 return False
-        is_ok = await publish(body, writer.pub(given.topic, body))
+        is_ok = await publish(body, writer.pub(arguments.topic, body))
         if not is_ok:
             await writer.close()
             writer = None

@@ -17,21 +17,25 @@ def handle(message: Any) -> bool:
 
 
 async def main() -> None:
-    given = steps.Arguments()
-    where: dict[str, object] = {"nsqd_tcp_addresses": given.addresses}
-    if given.lookup:
+    arguments = steps.Arguments()
+    where: dict[str, object] = {"nsqd_tcp_addresses": arguments.addresses}
+    if arguments.lookup:
         where = {
-            "lookupd_http_addresses": [given.lookup],
+            "lookupd_http_addresses": [arguments.lookup],
             "lookupd_poll_interval": steps.POLL_S,
         }
     nsq.Reader(
-        topic=given.topic, channel=given.channel, message_handler=handle, max_in_flight=10, **where
+        topic=arguments.topic,
+        channel=arguments.channel,
+        message_handler=handle,
+        max_in_flight=10,
+        **where,
     )
-    writer = Writer(given.addresses, reconnect_interval=0.5)
+    writer = Writer(arguments.addresses, reconnect_interval=0.5)
     await writer.connected.wait()
 
     async def publish_one(body: str) -> bool:
-        return await publish(body, lambda done: writer.pub(given.topic, body.encode(), done))
+        return await publish(body, lambda done: writer.pub(arguments.topic, body.encode(), done))
 
     await steps.publish_numbers(publish_one)
 

@@ -32,11 +32,11 @@ class Arguments:
     """The argument of an agent."""
 
     def __init__(self) -> None:
-        given = json.loads(sys.argv[1])
-        self.topic: str = given["topic"]
-        self.channel: str = given["channel"]
-        self.addresses: list[str] = given["addresses"]
-        self.lookup: str = given["lookup"]
+        arguments = json.loads(sys.argv[1])
+        self.topic: str = arguments["topic"]
+        self.channel: str = arguments["channel"]
+        self.addresses: list[str] = arguments["addresses"]
+        self.lookup: str = arguments["lookup"]
 
 
 async def publish_numbers(publish: Callable[[str], Awaitable[bool]]) -> None:

@@ -56,11 +56,11 @@ class Topology:
         self.topics[name] = False
         post(f"/channel/create?topic={name}&channel={channel}")
         self.paused[name, channel] = False
-        for known in chance.sample(sorted(self.paused), min(3, len(self.paused))):
+        for pair in chance.sample(sorted(self.paused), min(3, len(self.paused))):
             paused = chance.random() < 0.5
             verb = "pause" if paused else "unpause"
-            post(f"/channel/{verb}?topic={known[0]}&channel={known[1]}")
-            self.paused[known] = paused
+            post(f"/channel/{verb}?topic={pair[0]}&channel={pair[1]}")
+            self.paused[pair] = paused
         topic = chance.choice(sorted(self.topics))
         post(f"/topic/pause?topic={topic}")
         self.topics[topic] = True
@@ -73,21 +73,21 @@ class Topology:
     def differences(self, address: str) -> list[str]:
         report = json.loads(http_now(address, "/stats?format=json"))
         topics = {topic["topic_name"]: topic for topic in report["topics"]}
-        found = []
+        differences = []
         for name, paused in self.topics.items():
             if name not in topics:
-                found.append(f"topic {name} has gone")
+                differences.append(f"topic {name} has gone")
             elif topics[name]["paused"] != paused:
-                found.append(f"topic {name}: paused is {not paused}")
+                differences.append(f"topic {name}: paused is {not paused}")
         channels = {
             (name, channel["channel_name"]): channel["paused"]
             for name, topic in topics.items()
             for channel in topic["channels"]
         }
-        for known, is_paused in self.paused.items():
-            if channels.get(known) is not is_paused:
-                found.append(f"{known}: paused should be {is_paused}, is {channels.get(known)}")
-        return found + [f"{gone} has come back" for gone in self.deleted & channels.keys()]
+        for pair, is_paused in self.paused.items():
+            if channels.get(pair) is not is_paused:
+                differences.append(f"{pair}: paused should be {is_paused}, is {channels.get(pair)}")
+        return differences + [f"{gone} has come back" for gone in self.deleted & channels.keys()]
 
 
 def kill_while_starting(broker: BrokerProcess, after_s: float) -> None:
@@ -133,7 +133,7 @@ async def finish_all(broker: BrokerProcess, ledger: Ledger, topic: str, channel:
 async def grow(broker: BrokerProcess, topic: str, queues: int) -> None:
     """Give a topic more queues, and see that none has gone."""
     listed = json.loads(await http(broker.http_address, "/log/topics"))
-    counts = {each["topic"]: len(each["queues"]) for each in listed["topics"]}
+    counts = {topic["topic"]: len(topic["queues"]) for topic in listed["topics"]}
     assert counts[topic] == max(1, queues - 1)
     await http(broker.http_address, f"/topic/create?topic={topic}&queues={queues}", b"")
 

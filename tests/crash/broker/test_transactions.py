@@ -33,8 +33,8 @@ TIGHT = (
 
 
 @dataclass
-class Ledger:
-    """Messages that producers added, and their decisions: their own database."""
+class ProducerDatabase:
+    """What producers added to transactions and decided about them."""
 
     added: dict[str, Counter[tuple[str, bytes]]] = field(default_factory=dict)
     decided: dict[str, Outcome] = field(default_factory=dict)
@@ -53,28 +53,28 @@ class Ledger:
         return self.decided.get(pending.id, Outcome.UNKNOWN)
 
 
-async def produce(ledger: Ledger, address: str, chance: random.Random) -> None:
+async def produce(database: ProducerDatabase, address: str, chance: random.Random) -> None:
     """Transactions, one after the other; some are left without a word."""
     async with Producer(
         address, group="g", backoff=Backoff(first_s=0.01, max_s=0.1), timeout_s=60
     ) as producer:
         while True:
             transaction = producer.transaction()
-            added = ledger.added[transaction.id] = Counter()
+            added = database.added[transaction.id] = Counter()
             if chance.random() < 0.3:
                 topic = chance.choice(TOPICS)
-                bodies = [b"%08d" % next(ledger.numbers) for _ in range(chance.randint(1, 3))]
+                bodies = [b"%08d" % next(database.numbers) for _ in range(chance.randint(1, 3))]
                 added.update((topic, body) for body in bodies)
                 transaction.add(topic, bodies)
-                ledger.unanswered.add(transaction.id)
+                database.unanswered.add(transaction.id)
                 await transaction.commit()
-                ledger.unanswered.remove(transaction.id)
-                ledger.decided[transaction.id] = Outcome.COMMIT
+                database.unanswered.remove(transaction.id)
+                database.decided[transaction.id] = Outcome.COMMIT
                 continue
             try:
                 for _ in range(chance.randint(1, 5)):
                     topic = chance.choice(TOPICS)
-                    bodies = [b"%08d" % next(ledger.numbers) for _ in range(chance.randint(1, 3))]
+                    bodies = [b"%08d" % next(database.numbers) for _ in range(chance.randint(1, 3))]
                     bodies[0] += b"." * chance.choice((0, 50, 5000))
                     await transaction.publish_many(topic, bodies)
                     added.update((topic, body) for body in bodies)
@@ -82,11 +82,11 @@ async def produce(ledger: Ledger, address: str, chance: random.Random) -> None:
                     await transaction.prepare()
             except TransactionError:
                 # It was asked about before it was complete, and is given up.
-                ledger.decided[transaction.id] = Outcome.ROLLBACK
+                database.decided[transaction.id] = Outcome.ROLLBACK
                 continue
             outcome = chance.choice((Outcome.COMMIT, Outcome.COMMIT, Outcome.ROLLBACK))
             # This is what a database's own commit is to an application.
-            ledger.decided[transaction.id] = outcome
+            database.decided[transaction.id] = outcome
             if chance.random() < 0.2:
                 continue
             if outcome is Outcome.COMMIT:
@@ -95,10 +95,10 @@ async def produce(ledger: Ledger, address: str, chance: random.Random) -> None:
                 await transaction.rollback()
 
 
-async def asked(ledger: Ledger, address: str) -> None:
+async def answer_checks(database: ProducerDatabase, address: str) -> None:
     """A member of the group that is there all the time."""
     backoff = Backoff(first_s=0.01, max_s=0.1)
-    async with Producer(address, group="g", check=ledger.check, backoff=backoff, timeout_s=60):
+    async with Producer(address, group="g", check=database.check, backoff=backoff, timeout_s=60):
         await asyncio.Event().wait()
 
 
@@ -116,26 +116,27 @@ async def settled(broker: BrokerProcess) -> None:
 
 
 async def torture(folder: Path, kills: int, seed: int, *arguments: str) -> None:
-    ledger, chance = Ledger(), random.Random(seed)
+    database, chance = ProducerDatabase(), random.Random(seed)
     with BrokerProcess(folder, *TIGHT, *arguments) as broker:
         address = broker.tcp_address
-        checker = asyncio.create_task(asked(ledger, address))
+        checker = asyncio.create_task(answer_checks(database, address))
         work = [
-            asyncio.create_task(produce(ledger, address, random.Random(seed + n))) for n in range(4)
+            asyncio.create_task(produce(database, address, random.Random(seed + n)))
+            for n in range(4)
         ]
         for _ in range(kills):
-            await ledger.grown(chance.randint(5, 30))
+            await database.grown(chance.randint(5, 30))
             broker.kill()
             assert await asyncio.to_thread(main, ["log", "verify", str(folder)]) == 0
             await asyncio.to_thread(broker.start)
-        await ledger.grown(5)
+        await database.grown(5)
         for task in work:
             task.cancel()
         ended = await asyncio.gather(*work, return_exceptions=True)
         assert {type(end) for end in ended} == {asyncio.CancelledError}
         # A producer that died before it had decided anything has done nothing.
-        for id in ledger.added:
-            ledger.decided.setdefault(id, Outcome.ROLLBACK)
+        for id in database.added:
+            database.decided.setdefault(id, Outcome.ROLLBACK)
         await settled(broker)
         checker.cancel()
         await asyncio.gather(checker, return_exceptions=True)
@@ -143,15 +144,15 @@ async def torture(folder: Path, kills: int, seed: int, *arguments: str) -> None:
         for topic in TOPICS:
             got = await drain(broker.tcp_address, broker.http_address, topic, "plain")
             seen.update((topic, message.body) for message in got)
-        for id in ledger.unanswered:
-            if ledger.added[id] <= seen:
-                ledger.decided[id] = Outcome.COMMIT
-        wanted: Counter[tuple[str, bytes]] = Counter()
-        for id, outcome in ledger.decided.items():
+        for id in database.unanswered:
+            if database.added[id] <= seen:
+                database.decided[id] = Outcome.COMMIT
+        committed: Counter[tuple[str, bytes]] = Counter()
+        for id, outcome in database.decided.items():
             if outcome is Outcome.COMMIT:
-                wanted.update(ledger.added[id])
-        assert seen == wanted
-        assert len(wanted) > 5 * kills
+                committed.update(database.added[id])
+        assert seen == committed
+        assert len(committed) > 5 * kills
         assert "lost" not in broker.log()
 
 

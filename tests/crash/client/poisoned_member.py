@@ -1,7 +1,7 @@
 """A member of a group in its own process, killed by messages whose body says so.
 
-Usage: poisoned_member.py ADDRESS LEDGER CONCURRENCY SECONDS HOW.  HOW is ``run``, or ``batches``.
-Each message whose handling begins is a line of the ledger, written in one go: its body.
+Usage: python -m tests.crash.client.poisoned_member ADDRESS LEDGER CONCURRENCY SECONDS HOW. HOW is
+``run``, or ``batches``. Each message whose handling begins is a line of the ledger: its body.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import signal
 import sys
 import time
 
+from tests.ledger import Ledger
+
 from martlet.client import Backoff, PullConsumer, PulledMessage
 
 _FAST = Backoff(first_s=0.01, max_s=0.1)
 
 
-async def main(address: str, ledger: str, concurrency: int, handling_s: float, how: str) -> None:
+async def main(address: str, ledger: Ledger, concurrency: int, handling_s: float, how: str) -> None:
     """Handle messages until the process is killed or stopped."""
-    file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     consumer = PullConsumer(
         "work", "g", address, start="first", commit_every_s=0.2, retry=_FAST, backoff=_FAST
     )
 
     def begin(body: bytes) -> None:
-        os.write(file, body + b"\n")
+        ledger.write([body])
         if body == b"poison":
             os._exit(9)
 
@@ -47,4 +48,5 @@ async def main(address: str, ledger: str, concurrency: int, handling_s: float, h
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]))
+    address, path, count, seconds, way = sys.argv[1:]
+    asyncio.run(main(address, Ledger(path), int(count), float(seconds), way))

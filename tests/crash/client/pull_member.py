@@ -13,7 +13,8 @@ import os
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from tests.ledger import Ledger
 
 from martlet.client import Backoff, PullConsumer, PulledMessage, QueueId, Requeue
 
@@ -23,8 +24,8 @@ FAST = Backoff(first_s=0.01, max_s=0.1)
 class PullMember:
     """Handle messages, now and then slowly or not at once, until stopped."""
 
-    def __init__(self, address: str, ledger: Path) -> None:
-        self._file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def __init__(self, address: str, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._random = random.Random(os.getpid())
         self._consumer = PullConsumer(
             "work",
@@ -42,11 +43,11 @@ class PullMember:
         )
 
     def _note(self, *fields: object) -> None:
-        os.write(self._file, (" ".join(map(str, fields)) + "\n").encode())
+        self._ledger.write([" ".join(map(str, fields)).encode()])
 
-    def _begin(self, places: Sequence[QueueId]) -> None:
-        for place in places:
-            self._note("begins", os.getpid(), place.queue, self._consumer.position(place))
+    def _begin(self, queues: Sequence[QueueId]) -> None:
+        for queue in queues:
+            self._note("begins", os.getpid(), queue.queue, self._consumer.position(queue))
 
     async def _handle(self, message: PulledMessage) -> None:
         chance = self._random.random()
@@ -63,4 +64,4 @@ class PullMember:
 
 
 if __name__ == "__main__":
-    asyncio.run(PullMember(sys.argv[1], Path(sys.argv[2])).run())
+    asyncio.run(PullMember(sys.argv[1], Ledger(sys.argv[2])).run())

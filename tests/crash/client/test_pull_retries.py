@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash import wire
+from tests.crash.replica_cluster import ROOT
+from tests.ledger import Ledger
+from tests.polling import until
 
 from martlet.addresses import Address
 from martlet.client import Identity, Producer
@@ -24,7 +27,6 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
 
-_PROGRAM = Path(__file__).with_name("poisoned_member.py")
 _LIMIT_S = 60.0
 _GOOD = [b"good %d" % n for n in range(100)]
 
@@ -34,8 +36,7 @@ class Scene:
 
     def __init__(self, broker: BrokerProcess, path: Path) -> None:
         self.broker = broker
-        self.ledger = path / "ledger"
-        self.ledger.touch()
+        self.ledger = Ledger(path / "ledger")
         self.processes: list[subprocess.Popen[bytes]] = []
 
     async def call(self, method: str, **fields: Any) -> dict[str, Any]:
@@ -62,14 +63,15 @@ class Scene:
     def member(
         self, concurrency: int = 1, handling_s: float = 0.0, how: str = "run"
     ) -> subprocess.Popen[bytes]:
-        arguments = [self.broker.tcp_address, self.ledger, concurrency, handling_s, how]
-        process = subprocess.Popen([sys.executable, _PROGRAM, *map(str, arguments)])
+        arguments = [self.broker.tcp_address, self.ledger.path, concurrency, handling_s, how]
+        command = [sys.executable, "-m", "tests.crash.client.poisoned_member"]
+        process = subprocess.Popen([*command, *map(str, arguments)], cwd=ROOT)
         self.processes.append(process)
         return process
 
     def begun(self) -> Counter[bytes]:
         """How often each message was begun with."""
-        return Counter(self.ledger.read_bytes().splitlines())
+        return Counter(self.ledger.lines())
 
     async def killed(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until a message has killed a member."""
@@ -82,18 +84,13 @@ class Scene:
         async with asyncio.timeout(_LIMIT_S):
             assert await asyncio.to_thread(process.wait) == 0
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        ends_s = time.monotonic() + _LIMIT_S
-        while not condition():
-            assert time.monotonic() < ends_s, self.begun()
-            await asyncio.sleep(0.02)
-
     async def done(self) -> None:
         """Wait until everything is committed."""
-        ends_s = time.monotonic() + _LIMIT_S
-        while (state := await self.queue())["lag"]:
-            assert time.monotonic() < ends_s, state
-            await asyncio.sleep(0.02)
+
+        async def is_done() -> bool:
+            return not (await self.queue())["lag"]
+
+        await wire.until(is_done)
 
     async def queue(self) -> dict[str, Any]:
         described = await self.call("group.describe", topic="work", group="g")
@@ -184,11 +181,11 @@ async def test_clean_stops_charge_nothing_and_delay_nothing(scene: Scene) -> Non
     for _ in range(3):
         before = scene.begun().total()
         process = scene.member(concurrency=4, handling_s=0.05)
-        await scene.until(lambda before=before: scene.begun().total() >= before + 4)  # type: ignore[misc]
+        await until(lambda before=before: scene.begun().total() >= before + 4)  # type: ignore[misc]
         await scene.stopped(process)
         assert (await scene.queue())["failures"] == {}
     member = scene.member(concurrency=4, handling_s=0.05)
-    await scene.until(lambda: len(scene.begun()) >= 20)
+    await until(lambda: len(scene.begun()) >= 20)
     await asyncio.to_thread(scene.broker.stop)
     await asyncio.to_thread(scene.broker.restart)
     await scene.done()

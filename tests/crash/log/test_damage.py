@@ -151,10 +151,10 @@ async def test_a_flipped_bit_behind_the_checkpoint_costs_its_batch(unsaved: Writ
 
 @pytest.mark.parametrize("place", [12, 20, 40, HEADER_BYTES + 500])
 async def test_a_flipped_bit_before_the_checkpoint_is_found_on_delivery(
-    stopped: WrittenFolder, place: int
+    stopped: WrittenFolder, byte: int
 ) -> None:
     hit = stopped.batches()[30]
-    stopped.flip(hit.position + place)
+    stopped.flip(hit.position + byte)
     said = await stopped.start()
     assert "lost" not in said
     await finds(stopped, without(30))
@@ -194,7 +194,7 @@ async def test_stale_bytes_of_a_recycled_segment_are_not_read(to_kill: WrittenFo
 def stale_records(path: Path) -> list[int]:
     """Where the last segment holds whole records of other positions."""
     data = path.read_bytes()
-    found = []
+    positions = []
     for match in re.finditer(b"MTLG", data):
         position = int.from_bytes(data[match.start() + 16 : match.start() + 24], "little")
         if position == int(path.stem) + match.start():
@@ -203,8 +203,8 @@ def stale_records(path: Path) -> list[int]:
             read_record(data, match.start(), position)
         except BadRecord:
             continue
-        found.append(match.start())
-    return found
+        positions.append(match.start())
+    return positions
 
 
 def lost_with(folder: WrittenFolder, segment: Path) -> list[int]:
@@ -212,7 +212,7 @@ def lost_with(folder: WrittenFolder, segment: Path) -> list[int]:
     inside = [
         header.first_offset // BATCH_COUNT
         for header in folder.batches()
-        if folder.place(header.position)[0] == segment
+        if folder.file_of(header.position)[0] == segment
     ]
     segment.unlink()
     return inside
@@ -241,7 +241,7 @@ async def test_a_segment_cut_short_loses_only_the_cut_messages(
     inside = [
         header.first_offset // BATCH_COUNT
         for header in stopped.batches()
-        if stopped.place(header.position)[0] == path
+        if stopped.file_of(header.position)[0] == path
         and header.next_position - int(path.stem) > left_bytes
     ]
     os.truncate(path, left_bytes)
@@ -256,7 +256,7 @@ async def test_the_last_segment_cut_short(stopped: WrittenFolder, left_bytes: in
     inside = [
         header.first_offset // BATCH_COUNT
         for header in stopped.batches()
-        if stopped.place(header.position)[0] == path
+        if stopped.file_of(header.position)[0] == path
         and header.next_position - int(path.stem) > left_bytes
     ]
     os.truncate(path, left_bytes)

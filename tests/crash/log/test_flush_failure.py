@@ -93,7 +93,7 @@ async def fail(broker: Broker, disk: FailingDisk) -> None:
     async with asyncio.timeout(50):
         await disk.failed.wait()
     wire.close()
-    await asyncio.sleep(0.01)
+    await until(lambda: broker.server.broker.log.failed is not None)
 
 
 async def test_a_failed_flush_ends_all_writing_and_is_reported_everywhere(

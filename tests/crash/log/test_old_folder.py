@@ -23,15 +23,15 @@ def test_the_folder_of_an_earlier_version_keeps_its_messages(archive: Path) -> N
         checked = verify(Folder(folder))
         assert checked.damage == []
         assert checked.segments > 1
-        found = look(folder)
+        shown_now = look(folder)
     seen = ledger["seen"]
-    assert found.keys() == seen.keys()
+    assert shown_now.keys() == seen.keys()
     for name, value in seen.items():
-        shown = found[name]
+        shown = shown_now[name]
         if isinstance(value, dict):  # A later version may say more.
             shown = {field: shown[field] for field in value}
         assert shown == value, name
-    delivered = {id for _, _, id in found["delivered plain c"]}
+    delivered = {id for _, _, id in shown_now["delivered plain c"]}
     assert ledger["finished"]
     assert not delivered & set(ledger["finished"])
 
@@ -40,7 +40,9 @@ def test_the_folder_of_an_earlier_version_keeps_its_messages(archive: Path) -> N
 async def test_order_keys_lead_to_the_queues_that_they_led_to(archive: Path) -> None:
     with unpacked(archive) as (folder, ledger), BrokerProcess(folder, *FLAGS) as broker:
         seen = ledger["seen"]
-        bases = {int(each["id_base"], 16): each["queue"] for each in seen["topic wide"]["queues"]}
+        bases = {
+            int(queue["id_base"], 16): queue["queue"] for queue in seen["topic wide"]["queues"]
+        }
         async with Producer(broker.tcp_address) as producer:
             for message in seen["messages"]["wide"]:
                 key = message["properties"]["order_key"]

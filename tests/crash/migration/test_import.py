@@ -139,9 +139,9 @@ def test_an_import_goes_on_after_any_write(tmp_path: Path, power: bool) -> None:
                 cuts += 1
                 writes += step  # or what a power cut takes each time would be all there is
         assert cuts > 0
-        for name, wanted in expected.items():
+        for name, bodies in expected.items():
             topic, channel = name.split(":")
-            assert broker.topics[topic].channels[channel].depth == len(wanted), (step, name)
+            assert broker.topics[topic].channels[channel].depth == len(bodies), (step, name)
 
 
 def test_a_copy_of_the_folder_is_the_same_folder(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from tests.property.broker.core_invariants import check_core
 from tests.property.broker.model import (
     NEVER,
+    MessageState,
     ModelChannel,
     ModelConsumer,
     ModelTopic,
-    Place,
 )
 
 from martlet.broker.broker import BrokerCore
@@ -188,7 +188,7 @@ class BesideModel(RuleBasedStateMachine):
             for channel in topic.channels.values():
                 for offset, held in channel.messages.items():
                     dated = topic.messages[offset].deliver_at_ns
-                    if dated and held.place is Place.DEFERRED and not held.attempts:
+                    if dated and held.state is MessageState.DEFERRED and not held.attempts:
                         held.due_ns = dated
 
     def follow_stored_times(self) -> None:
@@ -241,8 +241,8 @@ class BesideModel(RuleBasedStateMachine):
         done = eviction.make_room()
         log = self.broker.log
         # After damage no head of a segment counts until one is begun, or a checkpoint is made.
-        known = all(log.is_releasable(segment) for segment in log.closed_segments)
-        assert done or log.failed is not None or not log.closed_segments or not known
+        releasable = all(log.is_releasable(segment) for segment in log.closed_segments)
+        assert done or log.failed is not None or not log.closed_segments or not releasable
         return done
 
     def _flush_now(self) -> bool:
@@ -424,9 +424,9 @@ class BesideModel(RuleBasedStateMachine):
             self._compare_queues(topic, real, durable)
             for name, real_channel in list(real.channels.items()):
                 if name not in topic.channels or topic.channels[name].id != real_channel.id:
-                    known = [p for n, c, p in self.deleted if n == topic.name and c == name]
+                    positions = [p for n, c, p in self.deleted if n == topic.name and c == name]
                     unmade = (topic.name, name) in self.unmade
-                    assert unmade or any(p > durable for p in known), f"{name} is back"
+                    assert unmade or any(p > durable for p in positions), f"{name} is back"
                     for part in topic.at_queues:
                         part.changed_position = NEVER
                     real.delete_channel(name)
@@ -472,7 +472,7 @@ class BesideModel(RuleBasedStateMachine):
             offset
             for channel in topic.channels.values()
             for offset, message in channel.messages.items()
-            if message.place is not Place.DONE
+            if message.state is not MessageState.DONE
         }
         if not topic.channels:
             needed = set(range(topic.backlog_offset, end)) - topic.emptied
@@ -493,49 +493,55 @@ class BesideModel(RuleBasedStateMachine):
         channel.message_count = channel.requeue_count = channel.timeout_count = 0
         channel.dropped_count = 0
         for offset, message in channel.messages.items():
-            place, due_ns, attempts = self._real_place(channel, real.cursor, offset)
+            state, due_ns, attempts = self._real_state(channel, real.cursor, offset)
             undone = message.replayed_position > durable
             where = f"{channel.topic.name}:{channel.name} {offset}"
             if channel.topic.messages[offset].lost:
-                place = Place.DONE
-            elif message.place is Place.DONE:
+                state = MessageState.DONE
+            elif message.state is MessageState.DONE:
                 if message.done_position <= durable:
-                    assert place is Place.DONE, f"{where} is finished, and back as {place}"
+                    assert state is MessageState.DONE, f"{where} is finished, and back as {state}"
             elif not undone:
-                assert place is not Place.DONE, f"{where} was {message.place}, and is gone"
-            wanted_ns = channel.topic.messages[offset].deliver_at_ns
-            if wanted_ns > self.clock.now_ns and not attempts and place is not Place.DONE:
+                assert state is not MessageState.DONE, f"{where} was {message.state}, and is gone"
+            due_ns_wanted = channel.topic.messages[offset].deliver_at_ns
+            if (
+                due_ns_wanted > self.clock.now_ns
+                and not attempts
+                and state is not MessageState.DONE
+            ):
                 hidden = offset >= channel.topic.limit
                 # It was due, and then the wall clock was set back.
-                is_due = place is Place.READY and message.place is not Place.DEFERRED
-                assert is_due or place is (Place.FRESH if hidden else Place.DEFERRED), where
-                assert hidden or is_due or due_ns == wanted_ns
+                is_due = state is MessageState.READY and message.state is not MessageState.DEFERRED
+                assert is_due or state is (
+                    MessageState.FRESH if hidden else MessageState.DEFERRED
+                ), where
+                assert hidden or is_due or due_ns == due_ns_wanted
             assert undone or attempts <= message.attempts, where
-            message.place, message.due_ns, message.owner = place, due_ns, None
+            message.state, message.due_ns, message.owner = state, due_ns, None
             if power:
                 message.replayed_position = 0
-            if place is not Place.DONE:
+            if state is not MessageState.DONE:
                 # What had been written down of its end is lost: it will be finished anew.
                 message.attempts, message.done_position = attempts, NEVER
 
-    def _real_place(
+    def _real_state(
         self, channel: ModelChannel, cursor: Cursor, offset: int
-    ) -> tuple[Place, int, int]:
+    ) -> tuple[MessageState, int, int]:
         """Where a message is, as the core has restored it."""
         real = self.real_channel(channel)
         message = cursor.pending.by_offset.get(offset)
         if message is not None:
             assert message.owner is None
             ready = message.due_ns <= self.clock.now_ns
-            place = Place.READY if ready else Place.DEFERRED
-            return place, message.due_ns, message.attempts
+            state = MessageState.READY if ready else MessageState.DEFERRED
+            return state, message.due_ns, message.attempts
         deferred = channel.topic.messages[offset].deliver_at_ns
         topic = self.real_topic(channel.topic)
         void = any(first <= offset < end for first, end in topic.voids)
         if offset < cursor.next or void or (deferred and offset < topic.limit):
-            return Place.DONE, 0, 0
+            return MessageState.DONE, 0, 0
         assert real.cursor.window.floor <= offset
-        return Place.FRESH, 0, 0
+        return MessageState.FRESH, 0, 0
 
     # what always holds
 
@@ -563,33 +569,33 @@ class BesideModel(RuleBasedStateMachine):
                 self._compare_counts(channel, self.real_channel(channel))
         self.compare_waiting()
         for name, *loss in self.lost:
-            known = self.topics.get(name)
-            parts = known.at_queues if known is not None else []
+            model = self.topics.get(name)
+            parts = model.at_queues if model is not None else []
             assert not parts or any(part.has_holes or part.lost_delayed for part in parts), loss
         self.lost.clear()
         self.holds = True
 
     def _compare_counts(self, channel: ModelChannel, real: Channel) -> None:
         assert real.paused == channel.paused
-        assert real.in_flight_count == len(channel.all_in(Place.IN_FLIGHT))
+        assert real.in_flight_count == len(channel.all_in(MessageState.IN_FLIGHT))
         assert real.requeue_count == channel.requeue_count
         assert real.timeout_count == channel.timeout_count
         assert real.message_count == channel.message_count
         assert real.latency is not None
         assert quantiles([real.latency], [1.0])[0] == real.finishes.count
         for consumer in channel.consumers:
-            known = self.real[consumer]
-            assert known.in_flight_count == len(consumer.in_flight)
-            assert known.message_count == consumer.delivered_count
-            assert known.finish_count == consumer.finished_count
-            assert known.requeue_count == consumer.requeued_count
+            real_consumer = self.real[consumer]
+            assert real_consumer.in_flight_count == len(consumer.in_flight)
+            assert real_consumer.message_count == consumer.delivered_count
+            assert real_consumer.finish_count == consumer.finished_count
+            assert real_consumer.requeue_count == consumer.requeued_count
             for frame, copy in consumer.seen:
                 assert bytes(frame) == copy, "a frame has changed after it was sent"
         if not channel.topic.has_holes:
             assert real.dropped_count == channel.dropped_count
             if not channel.paused and any(consumer.room > 0 for consumer in channel.consumers):
                 assert not channel.depth, "somebody has room, and something waits"
-            waiting = len(channel.all_in(Place.DEFERRED)) + self.waiting_of(channel.topic)
+            waiting = len(channel.all_in(MessageState.DEFERRED)) + self.waiting_of(channel.topic)
             assert real.deferred_count == waiting
             assert real.depth == channel.depth
         if not channel.paused and channel.depth and not channel.topic.has_holes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.property.broker.beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS
 from tests.property.broker.delay_rules import DelayRules
-from tests.property.broker.model import ModelConsumer, Place
+from tests.property.broker.model import MessageState, ModelConsumer
 
 from martlet.broker.errors import NotInFlight
 
@@ -60,13 +60,13 @@ class ConsumerRules(DelayRules):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        for place in consumer.in_flight:
-            channel, offset = consumer.at(place)
+        for position in consumer.in_flight:
+            channel, offset = consumer.at(position)
             channel.put_back(offset)
         consumer.channel.consumers.remove(consumer)
         self.real_all_queues(consumer.channel).remove_consumer(self.real.pop(consumer))
 
-    def _some_place(self, consumer: ModelConsumer, pick: int) -> int:
+    def _some_position(self, consumer: ModelConsumer, pick: int) -> int:
         """As a rule one that the consumer holds, at times any other."""
         held = consumer.in_flight
         if held and pick % 8:
@@ -75,11 +75,13 @@ class ConsumerRules(DelayRules):
             return (1 << 64) - 1 - pick
         parts = consumer.channel.at_queues
         channel = parts[pick % len(parts)]
-        return channel.place(pick % (len(channel.topic.messages) + 2))
+        return channel.position(pick % (len(channel.topic.messages) + 2))
 
-    def _answer(self, consumer: ModelConsumer, place: int, act: Callable[[Any, Any], None]) -> bool:
+    def _answer(
+        self, consumer: ModelConsumer, position: int, act: Callable[[Any, Any], None]
+    ) -> bool:
         """Answer for a message; whether it was in flight to the consumer."""
-        message = consumer.held(place)
+        message = consumer.held(position)
         channel, real = self.real_all_queues(consumer.channel), self.real[consumer]
         if message is not None and message.owner is consumer:
             act(channel, real)
@@ -95,9 +97,9 @@ class ConsumerRules(DelayRules):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        place = self._some_place(consumer, which)
-        if self._answer(consumer, place, lambda channel, real: channel.finish(real, place)):
-            channel, offset = consumer.at(place)
+        position = self._some_position(consumer, which)
+        if self._answer(consumer, position, lambda channel, real: channel.finish(real, position)):
+            channel, offset = consumer.at(position)
             channel.done(offset)
             consumer.finished_count += 1
 
@@ -109,10 +111,10 @@ class ConsumerRules(DelayRules):
             return
         random = Random(seed)
         held = consumer.in_flight
-        chosen = {place for place in held if random.randrange(100) < share}
+        chosen = {position for position in held if random.randrange(100) < share}
         if random.randrange(4) == 0:
             some = random.choice(consumer.channel.at_queues)
-            chosen.add(some.place(random.randrange(-3, len(some.topic.messages) + 3)))
+            chosen.add(some.position(random.randrange(-3, len(some.topic.messages) + 3)))
         if not chosen:
             return
         said = sorted(chosen)
@@ -123,21 +125,21 @@ class ConsumerRules(DelayRules):
         channel, real = self.real_all_queues(consumer.channel), self.real[consumer]
         left = channel.finish_run(real, np.array(said, np.int64)).tolist()
         # Of a message that is given twice one answer may be done, and the other is left.
-        done = {place for place in chosen if said.count(place) > left.count(place)}
+        done = {position for position in chosen if said.count(position) > left.count(position)}
         assert done <= set(held)
         assert Counter(left) == Counter(said) - Counter(done)
         if len(channel.at_queues) == 1 and len(said) == len(chosen):
-            assert left == [place for place in said if place not in done]
-        for place in done:
-            part, offset = consumer.at(place)
+            assert left == [position for position in said if position not in done]
+        for position in done:
+            part, offset = consumer.at(position)
             part.done(offset)
         consumer.finished_count += len(done)
         self.settle()
         assert channel.in_flight_count == sum(len(c.in_flight) for c in consumer.channel.consumers)
-        for place in left:
-            if place in consumer.in_flight:
-                channel.finish(real, place)
-                part, offset = consumer.at(place)
+        for position in left:
+            if position in consumer.in_flight:
+                channel.finish(real, position)
+                part, offset = consumer.at(position)
                 part.done(offset)
                 consumer.finished_count += 1
                 self.settle()
@@ -147,18 +149,18 @@ class ConsumerRules(DelayRules):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        place = self._some_place(consumer, which)
+        position = self._some_position(consumer, which)
         delay_ns = delay_ms * MILLISECOND_NS
         if self._answer(
-            consumer, place, lambda channel, real: channel.requeue(real, place, delay_ns)
+            consumer, position, lambda channel, real: channel.requeue(real, position, delay_ns)
         ):
-            channel, offset = consumer.at(place)
+            channel, offset = consumer.at(position)
             message = channel.messages[offset]
             channel.put_back(offset)
             channel.requeue_count += 1
             consumer.requeued_count += 1
             if delay_ns:
-                message.place = Place.DEFERRED
+                message.state = MessageState.DEFERRED
                 message.due_ns = self.clock.now_ns + delay_ns
 
     @rule(pick=picks, which=picks)
@@ -166,9 +168,9 @@ class ConsumerRules(DelayRules):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        place = self._some_place(consumer, which)
-        if self._answer(consumer, place, lambda channel, real: channel.touch(real, place)):
-            message = consumer.held(place)
+        position = self._some_position(consumer, which)
+        if self._answer(consumer, position, lambda channel, real: channel.touch(real, position)):
+            message = consumer.held(position)
             assert message is not None
             message.due_ns = min(
                 self.clock.now_ns + consumer.timeout_ns, message.delivered_at_ns + MAX_TIMEOUT_NS

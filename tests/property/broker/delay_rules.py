@@ -90,8 +90,8 @@ class DelayRules(BesideModel):
     def cancel(self, picks: list[int]) -> None:
         if not self.delayed:
             return
-        known = list(self.delayed)
-        ids = list(dict.fromkeys(known[pick % len(known)] for pick in picks))
+        ids_so_far = list(self.delayed)
+        ids = list(dict.fromkeys(ids_so_far[pick % len(ids_so_far)] for pick in picks))
         hidden = self.hidden_ids()
         waited = {id for id in ids if self.delayed[id].waits and id not in hidden}
         for topic in self.topics.values():
@@ -156,13 +156,13 @@ class DelayRules(BesideModel):
         block = Block(properties(header, record))
         assert len(block) == entry.count
         ends = [0, *frame_ends(header, record).tolist()]
-        found = []
+        messages = []
         for number in range(entry.count):
             id = system_value(block.entry(number), PROPERTY)
             assert id is not None
             body = bytes(record[80 + ends[number] + FRAME.size : 80 + ends[number + 1]])
-            found.append((id, body))
-        return found
+            messages.append((id, body))
+        return messages
 
     def hidden_ids(self) -> set[bytes]:
         """The former ids of messages that are forwarded, and shown to nobody yet."""
@@ -193,8 +193,8 @@ class DelayRules(BesideModel):
         )
 
     def _is_there(self, topic: ModelTopic) -> bool:
-        known = self.topics.get(topic.name)
-        return known is not None and topic in known.at_queues
+        model = self.topics.get(topic.name)
+        return model is not None and topic in model.at_queues
 
     def compare_waiting(self) -> None:
         """The core waits with what the model waits with."""
@@ -208,10 +208,10 @@ class DelayRules(BesideModel):
     def _really_waiting(self) -> set[bytes]:
         waiting: set[bytes] = set()
         for topic in self.broker.topics.values():
-            *_, found = self.broker.delays.listing(topic, None, 1 << 20)
-            assert found is not None
-            assert [place for place, _ in found] == sorted(place for place, _ in found)
-            waiting.update(each.id.encode() for _, each in found)
+            *_, shown = self.broker.delays.listing(topic, None, 1 << 20)
+            assert shown is not None
+            assert [position for position, _ in shown] == sorted(position for position, _ in shown)
+            waiting.update(message.id.encode() for _, message in shown)
         buckets = [b for b in self.broker.by_id.values() if isinstance(b, Bucket)]
         assert all(bucket.target is self.broker.by_id[bucket.target.id] for bucket in buckets)
         return waiting

@@ -43,11 +43,11 @@ class HistoryRules(ReplayRules):
         self.pressed |= self.storage.capacity_bytes is not None
         if self.pressed:
             return
-        places = SegmentLocator(self.broker.log.segments)
+        locator = SegmentLocator(self.broker.log.segments)
         for topic in self.parts():
             index = self.real_topic(topic).queue.index
             rows = index.array(index.first_row, index.end_row)
-            rows = rows[places.find(rows["position"]) >= 0]
+            rows = rows[locator.find(rows["position"]) >= 0]
             stored: set[int] = set()
             for first, count in zip(rows["first_offset"], rows["count"], strict=True):
                 stored.update(range(int(first), int(first) + int(count)))

@@ -18,7 +18,7 @@ NEVER = 1 << 63
 """A position that no log reaches, for changes not written down anywhere."""
 
 
-class Place(Enum):
+class MessageState(Enum):
     """Where a message is, as a channel sees it."""
 
     FRESH = "not yet delivered"
@@ -32,7 +32,7 @@ class Place(Enum):
 class ChannelMessage:
     """One message of one channel."""
 
-    place: Place = Place.FRESH
+    state: MessageState = MessageState.FRESH
     attempts: int = 0
     due_ns: int = 0
     """When it is deferred until, or times out."""
@@ -100,25 +100,25 @@ class ModelConsumer:
 
     @property
     def in_flight(self) -> list[int]:
-        """The places that it holds."""
+        """The positions that it holds."""
         return [
-            channel.place(offset)
+            channel.position(offset)
             for channel in self.channel.at_queues
             for offset, message in channel.messages.items()
             if message.owner is self
         ]
 
-    def at(self, place: int) -> tuple[ModelChannel, int]:
-        """The channel at the queue of a place, or at the first where there is no such, and the
+    def at(self, position: int) -> tuple[ModelChannel, int]:
+        """The channel at the queue of a position, or at the first where there is no such, and the
         offset.
         """
-        number, parts = place >> OFFSET_BITS, self.channel.at_queues
-        return parts[number if 0 <= number < len(parts) else 0], place % (1 << OFFSET_BITS)
+        number, parts = position >> OFFSET_BITS, self.channel.at_queues
+        return parts[number if 0 <= number < len(parts) else 0], position % (1 << OFFSET_BITS)
 
-    def held(self, place: int) -> ChannelMessage | None:
-        """The message at a place, if there is one."""
-        channel, offset = self.at(place)
-        return channel.messages.get(offset) if channel.place(offset) == place else None
+    def held(self, position: int) -> ChannelMessage | None:
+        """The message at a position, if there is one."""
+        channel, offset = self.at(position)
+        return channel.messages.get(offset) if channel.position(offset) == position else None
 
     @property
     def room(self) -> int:
@@ -151,32 +151,32 @@ class ModelChannel:
         """The channel at each queue."""
         return [topic.channels[self.name] for topic in self.topic.at_queues]
 
-    def place(self, offset: int) -> int:
+    def position(self, offset: int) -> int:
         """The queue and the offset in one number."""
         return (self.topic.number << OFFSET_BITS) + offset
 
-    def all_in(self, place: Place) -> list[int]:
-        """The offsets of the messages in a place."""
-        return [offset for offset, m in self.messages.items() if m.place is place]
+    def all_in(self, state: MessageState) -> list[int]:
+        """The offsets of the messages in a state."""
+        return [offset for offset, m in self.messages.items() if m.state is state]
 
     @property
     def visible_fresh(self) -> list[int]:
         """Return the messages that were never delivered and may be."""
         limit = self.topic.limit
-        return [offset for offset in self.all_in(Place.FRESH) if offset < limit]
+        return [offset for offset in self.all_in(MessageState.FRESH) if offset < limit]
 
     @property
     def depth(self) -> int:
         """How many messages may be delivered now."""
-        return len(self.visible_fresh) + len(self.all_in(Place.READY))
+        return len(self.visible_fresh) + len(self.all_in(MessageState.READY))
 
     def show(self, offset: int, now_ns: int) -> None:
         """The topic hands a message on to the channel."""
         self.message_count += 1
         due_ns = self.topic.messages[offset].deliver_at_ns
         message = self.messages[offset]
-        if due_ns and message.place is Place.FRESH:
-            message.place = Place.READY if due_ns <= now_ns else Place.DEFERRED
+        if due_ns and message.state is MessageState.FRESH:
+            message.state = MessageState.READY if due_ns <= now_ns else MessageState.DEFERRED
             message.due_ns = due_ns
 
     def deliver(self, consumer: ModelConsumer, offset: int, attempts: int, now_ns: int) -> None:
@@ -184,15 +184,17 @@ class ModelChannel:
         assert not self.paused, "a paused channel delivers nothing"
         assert offset in self.messages, f"offset {offset} does not belong to the channel"
         message = self.messages[offset]
-        assert message.place in (Place.FRESH, Place.READY), f"{offset} is {message.place}"
-        if message.place is Place.FRESH:
+        assert message.state in (MessageState.FRESH, MessageState.READY), (
+            f"{offset} is {message.state}"
+        )
+        if message.state is MessageState.FRESH:
             fresh = self.visible_fresh
             assert fresh, f"{offset} is not handed on to the channel yet"
             assert offset == fresh[0], f"{offset} is delivered before {fresh[0]}"
         assert consumer.room > 0, f"RDY {consumer.ready_count} with {len(consumer.in_flight)}"
         message.attempts += 1
         assert attempts == message.attempts
-        message.place = Place.IN_FLIGHT
+        message.state = MessageState.IN_FLIGHT
         message.owner = consumer
         message.delivered_at_ns = now_ns
         message.due_ns = now_ns + consumer.timeout_ns
@@ -201,21 +203,21 @@ class ModelChannel:
     def put_back(self, offset: int) -> None:
         """A message is to be delivered again, at once."""
         message = self.messages[offset]
-        message.place, message.owner = Place.READY, None
+        message.state, message.owner = MessageState.READY, None
 
     def done(self, offset: int) -> None:
         """A message is finished."""
         message = self.messages[offset]
-        message.place, message.owner = Place.DONE, None
+        message.state, message.owner = MessageState.DONE, None
 
     def expire(self, now_ns: int) -> None:
         """Mark messages whose time has come as due."""
         for offset, message in self.messages.items():
             if message.due_ns <= now_ns:
-                if message.place is Place.IN_FLIGHT:
+                if message.state is MessageState.IN_FLIGHT:
                     self.timeout_count += 1
                     self.put_back(offset)
-                elif message.place is Place.DEFERRED:
+                elif message.state is MessageState.DEFERRED:
                     self.put_back(offset)
 
     def replay(self, offset: int, position: int, now_ns: int) -> None:
@@ -224,7 +226,7 @@ class ModelChannel:
         for again in range(offset, len(self.topic.messages)):
             message = self.messages[again] = ChannelMessage(replayed_position=position)
             if self.topic.messages[again].lost or again in self.topic.emptied:
-                message.place = Place.DONE
+                message.state = MessageState.DONE
             elif again < self.topic.limit:
                 self.show(again, now_ns)
         self.message_count = message_count
@@ -233,14 +235,14 @@ class ModelChannel:
     def written_down(self, position: int) -> None:
         """Everything is in the log below a position."""
         for message in self.messages.values():
-            if message.place is Place.DONE:
+            if message.state is MessageState.DONE:
                 message.done_position = min(message.done_position, position)
 
     @property
     def earliest_ns(self) -> int:
         """When something will be due."""
-        waiting = (Place.IN_FLIGHT, Place.DEFERRED)
-        return min((m.due_ns for m in self.messages.values() if m.place in waiting), default=NEVER)
+        waiting = (MessageState.IN_FLIGHT, MessageState.DEFERRED)
+        return min((m.due_ns for m in self.messages.values() if m.state in waiting), default=NEVER)
 
 
 @dataclass(eq=False)
@@ -385,7 +387,7 @@ class ModelTopic:
         for channel in self.channels.values():
             for offset in gone:
                 message = channel.messages.get(offset)
-                if message is not None and message.place is not Place.DONE:
+                if message is not None and message.state is not MessageState.DONE:
                     lost.setdefault(channel.name, []).append(offset)
                     channel.done(offset)
                     message.done_position = position

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.property.broker.beside_model import FRAME
 from tests.property.broker.consumer_rules import ConsumerRules, picks
-from tests.property.broker.model import ModelTopic, Place
+from tests.property.broker.model import MessageState, ModelTopic
 
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import OutOfReach
@@ -18,10 +18,10 @@ shares = st.integers(0, 100)
 """A place between the oldest and the newest possible offset, in per cent."""
 kinds = st.sampled_from(list(PeekState))
 STATES = {
-    Place.FRESH: PeekState.WAITING,
-    Place.READY: PeekState.DUE,
-    Place.DEFERRED: PeekState.DEFERRED,
-    Place.IN_FLIGHT: PeekState.IN_FLIGHT,
+    MessageState.FRESH: PeekState.WAITING,
+    MessageState.READY: PeekState.DUE,
+    MessageState.DEFERRED: PeekState.DEFERRED,
+    MessageState.IN_FLIGHT: PeekState.IN_FLIGHT,
 }
 
 
@@ -97,8 +97,8 @@ class ReplayRules(ConsumerRules):
         if not rows:
             return
         time_ns = rows[(len(rows) - 1) * share // 100].stored_at_ns
-        found = offset_at(real, time_ns)
-        assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= found) for row in rows)
+        offset = offset_at(real, time_ns)
+        assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= offset) for row in rows)
 
     @rule(pick=picks, share=shares, max_count=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
     def peek_at_a_channel(
@@ -114,20 +114,20 @@ class ReplayRules(ConsumerRules):
         frames = PeekedFrames(real.cursor)
         limit = channel.topic.limit
         expected = [
-            (offset, STATES[message.place], message.attempts)
+            (offset, STATES[message.state], message.attempts)
             for offset, message in sorted(channel.messages.items())
-            if offset >= start and (message.place is not Place.FRESH or offset < limit)
-            if STATES.get(message.place) in states
+            if offset >= start and (message.state is not MessageState.FRESH or offset < limit)
+            if STATES.get(message.state) in states
         ]
         assert [(one.offset, one.state, one.attempts) for one in seen] == expected[:max_count]
         for one in seen:
             message = channel.messages[one.offset]
             owner = message.owner
-            known = one.owner.subscriber if isinstance(one.owner, Share) else one.owner
-            assert known is (self.real[owner] if owner else None)
+            owner_there = one.owner.subscriber if isinstance(one.owner, Share) else one.owner
+            assert owner_there is (self.real[owner] if owner else None)
             if owner is not None:
                 assert one.delivered_at_ns == self.date(message.delivered_at_ns)
-            if message.place in (Place.IN_FLIGHT, Place.DEFERRED):
+            if message.state in (MessageState.IN_FLIGHT, MessageState.DEFERRED):
                 assert one.due_ns == self.date(message.due_ns)
             read = frames.read(one.offset)
             assert read is not None

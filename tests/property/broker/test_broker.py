@@ -23,7 +23,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.property.broker.beside_model import MILLISECOND_NS, SEGMENT_BYTES, SMALL_DISK_BYTES
 from tests.property.broker.consumer_rules import delays_ms, picks
 from tests.property.broker.history_rules import HistoryRules
-from tests.property.broker.model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
+from tests.property.broker.model import NEVER, MessageState, ModelChannel, ModelConsumer, ModelTopic
 
 from martlet.broker.channel import delivery as delivery_module
 from martlet.broker.delayed import bucket as bucket_module
@@ -334,7 +334,7 @@ class BrokerMachine(HistoryRules):
             return
         self.checkpoint_saved = False
         finished = [
-            [message for message in channel.messages.values() if message.place is Place.DONE]
+            [message for message in channel.messages.values() if message.state is MessageState.DONE]
             for channel in self.channels()
         ]
         replayed = [
@@ -511,8 +511,8 @@ class BrokerMachine(HistoryRules):
         topic = self.real_topic(channel.topic)
         real_channel = self.real_all_queues(channel)
         for consumer in list(channel.consumers):
-            for place in consumer.in_flight:
-                part, offset = consumer.at(place)
+            for position in consumer.in_flight:
+                part, offset = consumer.at(position)
                 part.put_back(offset)
             channel.consumers.remove(consumer)
             real_channel.remove_consumer(self.real.pop(consumer))
@@ -528,10 +528,10 @@ class BrokerMachine(HistoryRules):
         self.settle()
         self.settle()
         left = {
-            part.place(offset)
+            part.position(offset)
             for part in channel.at_queues
             for offset, message in part.messages.items()
-            if message.place not in (Place.DONE, Place.IN_FLIGHT)
+            if message.state not in (MessageState.DONE, MessageState.IN_FLIGHT)
             and not part.topic.messages[offset].lost
         }
         assert not left, f"never delivered: {sorted(left)}"

@@ -62,7 +62,7 @@ class SendMachine(RuleBasedStateMachine):
 
     def stored(self) -> dict[int, bytes]:
         """The bodies in the log, by offset."""
-        found: dict[int, bytes] = {}
+        bodies: dict[int, bytes] = {}
         queue = self.topic.queue
         for entry in queue.index.array(queue.index.first_row, queue.index.end_row):
             position, length = int(entry["position"]), int(entry["length"])
@@ -72,17 +72,17 @@ class SendMachine(RuleBasedStateMachine):
             frames, at = bytes(payload(header, record)), 0
             for number in range(header.count):
                 size = int.from_bytes(frames[at : at + 4], "big")
-                found[header.first_offset + number] = frames[at + 34 : at + 4 + size]
+                bodies[header.first_offset + number] = frames[at + 34 : at + 4 + size]
                 at += 4 + size
-        return found
+        return bodies
 
     def send(self, entry: KnownSend, first: bool) -> ProducerSend:
         core = self.core
         sent = entry.sent
         tried_ns = 0 if first else entry.first_tried_ns
-        known = core.broker.producers.find(sent, self.topic, tried_ns)
-        if known is not None:
-            return known
+        stored = core.broker.producers.find(sent, self.topic, tried_ns)
+        if stored is not None:
+            return stored
         offset = self.topic.next_offset
         receipt = self.topic.stage(entry.bodies, 0, marked([], sent))
         send = ProducerSend(receipt, self.topic.id, offset, sent.count)
@@ -99,9 +99,9 @@ class SendMachine(RuleBasedStateMachine):
         self.newest[producer] += 1 + skip
         sent = Sent(bytes([producer]) * 16, self.newest[producer], count)
         bodies = [b"%d.%d.%d" % (producer, sent.sequence, number) for number in range(count)]
-        known = KnownSend(sent, bodies, self.core.clock())
-        self.known_sends.append(known)
-        self.send(known, first=True)
+        send = KnownSend(sent, bodies, self.core.clock())
+        self.known_sends.append(send)
+        self.send(send, first=True)
 
     @rule(padding=st.integers(0, 600))
     def commit(self, padding: int) -> None:
@@ -115,32 +115,32 @@ class SendMachine(RuleBasedStateMachine):
         core = self.core
         core.clock.advance(1)
         core.broker.commit()
-        known = self.known_sends[max(0, len(self.known_sends) - 1 - back)]
+        repeated = self.known_sends[max(0, len(self.known_sends) - 1 - back)]
         before = self.stored()
-        places = [offset for offset, body in before.items() if body == known.bodies[0]]
-        later = [each for each in self.known_sends if each.number > known.number]
+        offsets = [offset for offset, body in before.items() if body == repeated.bodies[0]]
+        later = [send for send in self.known_sends if send.number > repeated.number]
         higher = [
-            each
-            for each in self.known_sends
-            if each.sent.producer == known.sent.producer
-            and each.sent.sequence > known.sent.sequence
+            send
+            for send in self.known_sends
+            if send.sent.producer == repeated.sent.producer
+            and send.sent.sequence > repeated.sent.sequence
         ]
-        others = {each.sent.producer for each in later} - {known.sent.producer}
+        others = {other.sent.producer for other in later} - {repeated.sent.producer}
         is_near = len(higher) < EACH and len(others) < PRODUCERS
         try:
-            send = self.send(known, first=False)
+            send = self.send(repeated, first=False)
         except TooOld:
             has_forgotten = core.broker.producers.forgotten_until_ns > 0
-            assert not is_near or (has_forgotten and not places)
+            assert not is_near or (has_forgotten and not offsets)
             return
         core.broker.commit()
         assert send.receipt.error is None
-        if places:
-            assert [send.offset] == places
+        if offsets:
+            assert [send.offset] == offsets
             assert self.stored() == before
         else:
             after = self.stored()
-            assert [after[send.offset + number] for number in range(send.count)] == known.bodies
+            assert [after[send.offset + number] for number in range(send.count)] == repeated.bodies
         assert send.receipt.position
 
     @rule()

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.property.broker.beside_model import SEGMENT_BYTES, EdgeRandom
-from tests.property.broker.model import NEVER, ModelTopic, Place
+from tests.property.broker.model import NEVER, MessageState, ModelTopic
 from tests.property.broker.test_broker import LIFE, BrokerMachine, everything_small
 from tests.property.log.feed import feed, join
 
@@ -207,8 +207,8 @@ class ConfirmingMachine(FailoverMachine):
         if deliver_at_ns <= self.clock.now_ns:
             for channel in topic.channels.values():
                 for offset in range(first, len(topic.messages)):
-                    if channel.messages[offset].place is Place.DEFERRED:
-                        channel.messages[offset].place = Place.READY
+                    if channel.messages[offset].state is MessageState.DEFERRED:
+                        channel.messages[offset].state = MessageState.READY
 
     def shift_dates(self, step_ns: int) -> None:
         super().shift_dates(step_ns)
@@ -277,9 +277,9 @@ class ConfirmingMachine(FailoverMachine):
             if header.kind == RecordKind.RETIRED and is_confirmed:
                 self.retired.update(decode_retired(bytes(payload(header, record))))
         bases = {segment.base for segment in self.storage.segments()}
-        known, self.bases = self.bases, (self.storage, bases)
-        if known[0] is self.storage:
-            assert known[1] - bases <= self.retired
+        before, self.bases = self.bases, (self.storage, bases)
+        if before[0] is self.storage:
+            assert before[1] - bases <= self.retired
 
     @rule()
     def kill(self) -> None:

@@ -35,8 +35,8 @@ def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1
     """Bring a copy up to the primary's end, or `max_bytes` nearer."""
     # Those of which the log has not said that they may go, too; not one that could not be begun.
     last_base = primary.segments[-1].base
-    found = [segment for segment in primary.storage.segments() if segment.base <= last_base]
-    sources = {segment.base: segment for segment in found}
+    segments = [segment for segment in primary.storage.segments() if segment.base <= last_base]
+    sources = {segment.base: segment for segment in segments}
     for segment in [s for s in copy.segments if s.base not in sources]:
         copy.retire(segment)
     left = max_bytes

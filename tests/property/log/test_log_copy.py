@@ -150,7 +150,7 @@ class CopyMachine(RuleBasedStateMachine):
         )
         self.primary.distrust_heads()
         self.copies = [former, other]
-        for place, copy in enumerate(self.copies):
+        for index, copy in enumerate(self.copies):
             storage = self.storage(copy)
             if failing:
                 error = OSError(errno.EIO, "Input/output error")
@@ -167,7 +167,7 @@ class CopyMachine(RuleBasedStateMachine):
                 storage.write_error = storage.flush_error = None
                 copy, _ = open_copy(storage)
                 copy = join(self.primary, chosen.epochs, copy, self.epoch)
-            self.copies[place] = copy
+            self.copies[index] = copy
             storage.write_error = storage.flush_error = None
 
     @invariant()
@@ -200,9 +200,9 @@ def position_of(record: bytes) -> int:
 
 def records_of(segments: list[Segment]) -> list[bytes]:
     report = RecoveryReport()
-    found = [bytes(record) for _, record in scan(list(segments), 0, report)]
+    records = [bytes(record) for _, record in scan(list(segments), 0, report)]
     assert not report.damaged
-    return found
+    return records
 
 
 def test_three_replicas_of_a_log_are_the_same() -> None:

@@ -67,9 +67,9 @@ publishes = st.builds(
     st.sampled_from([1, 1, 1, 2, 5, 40]),
 )
 several_sizes = st.lists(st.integers(1, 60), min_size=2, max_size=30).map(tuple)
-uneven_runs = st.builds(lambda topic, each: Input("PUB", topic, each), topics, several_sizes)
+uneven_runs = st.builds(lambda topic, bodies: Input("PUB", topic, bodies), topics, several_sizes)
 batches = st.builds(
-    lambda topic, each, spare: Input("MPUB", topic, each, spare),
+    lambda topic, bodies, spare: Input("MPUB", topic, bodies, spare),
     topics,
     st.one_of(
         several_sizes,
@@ -175,14 +175,14 @@ class Pair:
 
     def _client(self, identity: bytes = b"") -> list[TwinClient]:
         pair = [TwinClient(twin) for twin in self.twins]
-        for each in pair:
-            each.send(b"  V2" + identity)
-            each.received()  # names the broker, each another
+        for client in pair:
+            client.send(b"  V2" + identity)
+            client.received()  # names the broker, each another
         return pair
 
     def send(self, number: int, *inputs: bytes) -> None:
-        for each in self.clients[number]:
-            each.send(*inputs)
+        for client in self.clients[number]:
+            client.send(*inputs)
 
     def step(self, step: Step) -> None:
         match step:
@@ -190,9 +190,9 @@ class Pair:
                 self.send(number, some if isinstance(some, bytes) else some.data)
             case ("together", int(number), bytes(first), Input() as second):
                 self.send(number, first, second.data)
-            case ("cut", int(number), Input() as some, int(place)):
-                self.send(number, some.data[:place])
-                self.send(number, some.data[place:])
+            case ("cut", int(number), Input() as some, int(at)):
+                self.send(number, some.data[:at])
+                self.send(number, some.data[at:])
             case ("subscribe", int(number), topic, channel):
                 self.send(number, f"SUB {topic} {channel}\n".encode())
             case ("ready", int(number), count):
@@ -208,15 +208,15 @@ class Pair:
                 for twin in self.twins:
                     twin.pass_time(seconds)
             case ("leave", int(number), dict(identity)):
-                for each in self.clients[number]:
-                    each.leave()
+                for client in self.clients[number]:
+                    client.leave()
                 hello = commands.identify(identity) if identity else b""
                 self.clients[number] = self._client(hello)
                 self.in_flight[number] = []
             case ("block", int(number), bool(blocked)):
-                for each in self.clients[number]:
-                    with each.twin.own_way():
-                        each.block(blocked)
+                for client in self.clients[number]:
+                    with client.twin.own_way():
+                        client.block(blocked)
             case (what, str(name), *arguments):
                 for twin in self.twins:
                     with twin.own_way():
@@ -241,14 +241,14 @@ class Pair:
 
     def compare(self) -> None:
         for number, pair in enumerate(self.clients):
-            answers = [each.received() for each in pair]
+            answers = [twin.received() for twin in pair]
             assert answers[0] == answers[1]
             self.in_flight[number] += _MESSAGE.findall(answers[0])
-            compiled, python = (each.connection for each in pair)
+            compiled, python = (twin.connection for twin in pair)
             assert compiled.message_counters == python.message_counters
             assert compiled.heard == python.heard
             assert (compiled.state, compiled.held_up) == (python.state, python.held_up)
-            closed = [each.transport.closed for each in pair]
+            closed = [twin.transport.closed for twin in pair]
             assert closed[0] == closed[1]
             if closed[0]:
                 self.step(("leave", number, {}))
@@ -257,8 +257,8 @@ class Pair:
 
     def close(self) -> None:
         for pair in self.clients:
-            for each in pair:
-                each.leave()
+            for client in pair:
+                client.leave()
         for twin in self.twins:
             twin.close()
 

@@ -175,8 +175,8 @@ def test_any_damage_is_found_and_placed(seed: int) -> None:
     for header in life.random.sample(headers, 10):
         files = Files(life.core)
         files.damage(header, life.random.randrange(header.length))
-        places = [place for each in files.audit().findings for place in each.places]
-        assert any(place.start <= header.position < place.end for place in places), header
+        damaged = [span for finding in files.audit().findings for span in finding.places]
+        assert any(span.start <= header.position < span.end for span in damaged), header
 
 
 @pytest.mark.parametrize("seed", range(5))

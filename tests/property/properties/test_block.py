@@ -27,7 +27,7 @@ batches = st.lists(st.one_of(st.just(NONE), some), min_size=1, max_size=20)
 
 
 def packed(batch: list[Properties]) -> bytes:
-    return pack_block([(n, each.pack()) for n, each in enumerate(batch) if each])
+    return pack_block([(n, properties.pack()) for n, properties in enumerate(batch) if properties])
 
 
 @given(some, st.one_of(st.none(), marks))
@@ -61,4 +61,4 @@ def test_a_block_and_any_cut_of_it_hold_each_entry(
 @given(batches)
 def test_valid_blocks_of_a_client_are_taken_unchanged(batch: list[Properties]) -> None:
     entries = entries_of(packed(batch), len(batch))
-    assert entries == [(n, each.pack()) for n, each in enumerate(batch) if each]
+    assert entries == [(n, properties.pack()) for n, properties in enumerate(batch) if properties]

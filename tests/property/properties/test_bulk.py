@@ -37,18 +37,18 @@ quick = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def block_of(some: Sequence[Properties], gap: int = 2) -> bytes:
-    return pack_block([(gap * n, each.pack()) for n, each in enumerate(some)])
+    return pack_block([(gap * n, properties.pack()) for n, properties in enumerate(some)])
 
 
 @given(st.lists(ascii_carried, min_size=packed._FEW + 1, max_size=30))
 @quick
 def test_a_good_block_is_read_at_once(some: list[Properties]) -> None:
     data = block_of(some)
-    found = read_at_once(data, 100)
-    assert found is not None
-    assert list(found) == entries_of(data, 100)
-    assert found[-1] == found[len(found) - 1]
-    assert found[1:3] == list(found)[1:3]
+    packed_block = read_at_once(data, 100)
+    assert packed_block is not None
+    assert list(packed_block) == entries_of(data, 100)
+    assert packed_block[-1] == packed_block[len(packed_block) - 1]
+    assert packed_block[1:3] == list(packed_block)[1:3]
 
 
 @given(
@@ -61,15 +61,15 @@ def test_an_accepted_block_is_good(
     some: list[Properties], changes: list[tuple[int, int]], count: int
 ) -> None:
     data = bytearray(block_of(some))
-    for place, byte in changes:
-        data[place % len(data)] = byte
+    for at, byte in changes:
+        data[at % len(data)] = byte
     try:
-        found = read_at_once(bytes(data), count)
+        packed_block = read_at_once(bytes(data), count)
     except BadProperties:
-        found = None
-    if found is not None:
+        packed_block = None
+    if packed_block is not None:
         expected = entries_of(bytes(data), count)
-        assert list(found) == expected
+        assert list(packed_block) == expected
         # Its tags can be believed: a filter looks at nothing else.
         assert pack_block(expected) == bytes(data)
 
@@ -116,7 +116,7 @@ longer = st.integers(1, 2 * packed._FEW)
 def test_entries_of_all_messages_are_packed_as_one_by_one(
     some: list[Properties], count: int, gaps: bool
 ) -> None:
-    kinds = [each.pack() for each in some] + [b""] * gaps
+    kinds = [properties.pack() for properties in some] + [b""] * gaps
     entries = [kinds[n % len(kinds)] for n in range(count)]
     assert pack_entries(entries) == pack_block([(n, e) for n, e in enumerate(entries) if e])
 
@@ -132,8 +132,8 @@ def test_a_block_is_read_as_one_by_one(
     some: list[Properties], count: int, changes: list[tuple[int, int]], more: int
 ) -> None:
     data = bytearray(pack_entries([some[n % len(some)].pack() for n in range(count)]))
-    for place, byte in changes:
-        data[place % len(data)] = byte
+    for at, byte in changes:
+        data[at % len(data)] = byte
     try:
         expected = entries_of(bytes(data), count + more)
     except BadProperties:
@@ -173,7 +173,7 @@ def test_a_batch_holds_all_that_was_added(parts: list[list[Properties]], mixed: 
     for number, some in enumerate(parts):
         first = batch.count
         batch.add_many([b"x"] * (2 * len(some) + 1))
-        entries = [(2 * n, each.pack()) for n, each in enumerate(some)]
+        entries = [(2 * n, properties.pack()) for n, properties in enumerate(some)]
         is_packed = bool(entries) and not (mixed and number % 2)
         # As half messages lie: behind one that describes them.
         shifted = pack_block([(n + 1, entry) for n, entry in entries])
@@ -194,8 +194,8 @@ def test_a_batch_holds_all_that_was_added(parts: list[list[Properties]], mixed: 
 @given(st.lists(ascii_carried, min_size=1, max_size=20), st.integers(0, 40), st.integers(0, 40))
 @quick
 def test_a_part_of_it(some: list[Properties], first: int, more: int) -> None:
-    found = Packed(Block(block_of(some)), -1)
+    packed_block = Packed(Block(block_of(some)), -1)
     stop = first + more
-    expected = [(n - first, entry) for n, entry in found if first <= n < stop]
-    cut = found.block.cut(first + 1, stop + 1)
-    assert list(found.cut(first, stop) if cut else []) == expected
+    expected = [(n - first, entry) for n, entry in packed_block if first <= n < stop]
+    cut = packed_block.block.cut(first + 1, stop + 1)
+    assert list(packed_block.cut(first, stop) if cut else []) == expected

@@ -78,7 +78,7 @@ class Ordered:
             self.seen[client] = len(client.got)
 
     def answer(self, *, fail: bool) -> None:
-        some = [(client, each) for client in self.clients for each in self.held[client]]
+        some = [(client, message) for client in self.clients for message in self.held[client]]
         if not some:
             return
         client, (number, message) = self.random.choice(some)

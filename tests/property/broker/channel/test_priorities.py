@@ -116,11 +116,11 @@ class Run:
             part = self.core.broker.queue_of_priority(self.topic, priority)
         if priority == NORMAL_PRIORITY:
             part = self.topic.normal_queues[count % len(self.topic.normal_queues)]
-        bodies = [b"%d-%d" % (priority, self.published + each) for each in range(count)]
+        bodies = [b"%d-%d" % (priority, self.published + number) for number in range(count)]
         self.published += count
         properties = [
-            (each, Properties(order_key="ab"[each % 2], tag=("", "red")[each % 2]).pack())
-            for each in range(count)
+            (number, Properties(order_key="ab"[number % 2], tag=("", "red")[number % 2]).pack())
+            for number in range(count)
         ]
         due_ns = self.core.clock.now_ns + seconds * SECOND_NS if seconds else 0
         assert part.stage(bodies, due_ns, properties).error is None

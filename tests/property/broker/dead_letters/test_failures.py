@@ -54,8 +54,8 @@ class Program:
         self.line = [offset for offset in self.line if offset in held]
 
     def is_suspect(self, offset: int) -> bool:
-        known = self.client.channel.cursor.pending.by_offset.get(offset)
-        return known is not None and known.is_suspect
+        pending = self.client.channel.cursor.pending.by_offset.get(offset)
+        return pending is not None and pending.is_suspect
 
     def begin(self, max_count: int) -> bool:
         """Begin with a run of what waits. Returns whether that ends the program."""
@@ -178,8 +178,8 @@ class Lives:
     def drain(self) -> None:
         """All is handled in the end, after as many losses as the poison may cost."""
         # What was on its way to the dead letters when the broker was killed is alive again.
-        each = max(2, self.max_attempts) + 2 * self.restart_count
-        bound = len(self.poison) * each
+        failures = max(2, self.max_attempts) + 2 * self.restart_count
+        bound = len(self.poison) * failures
         channel = self.core.channel("t")
         for _ in range(100 * (bound + self.count + 1)):
             if not (channel.depth or channel.in_flight_count or channel.deferred_count):

@@ -100,8 +100,10 @@ class Retried:
         if channel is None:
             return []
         frames = PeekedFrames(channel.cursor)
-        found = [frames.read(each.offset) for each in peek(channel, 0, 1 << 20, list(PeekState))]
-        return [bytes(read[1][FRAME_HEADER_BYTES:]) for read in found if read is not None]
+        messages = [
+            frames.read(peeked.offset) for peeked in peek(channel, 0, 1 << 20, list(PeekState))
+        ]
+        return [bytes(read[1][FRAME_HEADER_BYTES:]) for read in messages if read is not None]
 
     def check(self) -> None:
         """Look at what was delivered, and where all is."""
@@ -172,9 +174,9 @@ class Retried:
         return client, number
 
     def answered(self, client: Client, offset: int) -> None:
-        place = self.lines[client].index(offset)
+        index = self.lines[client].index(offset)
         self.lines[client].remove(offset)
-        self.reached[client] = max(self.reached[client] - (self.reached[client] > place), place)
+        self.reached[client] = max(self.reached[client] - (self.reached[client] > index), index)
 
     def finish(self) -> None:
         if (picked := self.pick()) is not None:
@@ -234,12 +236,12 @@ class Retried:
 
     def charge(self, line: list[int], *, lost: bool = False) -> set[int]:
         """Return the messages charged with a failure; the others come again at once."""
-        known = self.channel.cursor.pending.by_offset
+        pending = self.channel.cursor.pending.by_offset
         charged = set()
         for offset in line:
             before = self.failures.get(offset, 0)
             # What has failed for the last time may be with the dead letters already.
-            now = known[offset].failures if offset in known else MAX_FAILURES
+            now = pending[offset].failures if offset in pending else MAX_FAILURES
             assert now - before in (0, 1)
             if now == before:
                 self.not_before_ns.pop(offset, None)
@@ -251,14 +253,14 @@ class Retried:
         return charged
 
     def redrive(self) -> None:
-        waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]
+        waiting = [letter for letter in self.letters() if letter.state is not PeekState.IN_FLIGHT]
         if waiting:
             letter = self.random.choice(waiting)
             part, only = origin_of(self.core.broker, letter)
             redrive(self.core.broker.transfers, letter, lambda: part, only, lambda error: None)
 
     def purge(self) -> None:
-        waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]
+        waiting = [letter for letter in self.letters() if letter.state is not PeekState.IN_FLIGHT]
         if waiting:
             letter = self.random.choice(waiting)
             self.settled.add(letter.body)

@@ -53,7 +53,7 @@ class Grouped:
         """The same, or passed, but a member went back over it since."""
         self.passed: set[bytes] = set()
         """The offset was set forward past it."""
-        self.known: dict[int, list[tuple[int, int]]] = {}
+        self.written: dict[int, list[tuple[int, int]]] = {}
         """By queue: (position, offset) of what was written down of the offset, the last first."""
         self.crashed = self.holes = False
         topic = self.core.broker.topic("t")
@@ -66,7 +66,7 @@ class Grouped:
     def begin(self) -> None:
         """Begin a life of the broker."""
         self.fetched = {}
-        self.places = {part.queue.number: part.cursor.next for part in self.at_queues}
+        self.offsets = {part.queue.number: part.cursor.next for part in self.at_queues}
         self.other = self.core.client("t", "c").ready(1000)
         self.other_seen = 0
         self.siblings: dict[bytes, int] = {}
@@ -87,12 +87,12 @@ class Grouped:
         fetch = Fetch(self.core.broker.log, part.queue, offset, part.id)
         bodies: list[bytes] = []
         while len(bodies) < max_count:
-            found = fetch.read_on(
+            fetched = fetch.read_on(
                 part.source, max_count - len(bodies), self.random.choice([1, 99, 999])
             )
-            bodies += [message.body for part in found.frames for message in parse(bytes(part))]
-            assert found.count <= max_count
-            if found.is_end:
+            bodies += [message.body for part in fetched.frames for message in parse(bytes(part))]
+            assert fetched.count <= max_count
+            if fetched.is_end:
                 break
         return bodies, fetch.next
 
@@ -152,13 +152,13 @@ class Grouped:
     def fetch(self) -> None:
         part = self.random.choice(self.at_queues)
         number = part.queue.number
-        offset = self.places.setdefault(number, 0)
+        offset = self.offsets.setdefault(number, 0)
         max_count = self.random.choice([1, 2, 5, 100])
-        bodies, self.places[number] = self.ahead(part, offset, max_count)
+        bodies, self.offsets[number] = self.ahead(part, offset, max_count)
         assert len(bodies) <= max_count
         kept = self.fetched.setdefault(number, {})
         for at, body in enumerate(bodies):
-            kept[self.places[number] * 1000 + at] = body
+            kept[self.offsets[number] * 1000 + at] = body
             if not self.crashed:
                 assert body not in self.brought, "fetched twice, though nothing was set back"
             self.brought.add(body)
@@ -167,7 +167,7 @@ class Grouped:
         part = self.random.choice(self.at_queues)
         number = part.queue.number
         assert part.group is not None
-        offset = self.places.get(number, 0)
+        offset = self.offsets.get(number, 0)
         before = part.cursor.next
         assert part.group.commit(offset) == max(before, offset) == part.cursor.next
         self.handled.update(self.fetched.pop(number, {}).values())
@@ -191,7 +191,7 @@ class Grouped:
         if offset > before:
             self.passed.update(set(ahead) - set(self.ahead(part, offset)[0]))
         self.crashed = True  # What was fetched may come again.
-        self.places[number] = offset
+        self.offsets[number] = offset
         self.fetched.pop(number, None)
         self._written_down(part)
 
@@ -199,12 +199,12 @@ class Grouped:
         part = self.random.choice(self.at_queues)
         number, before = part.queue.number, part.cursor.next
         start, _ = self._bounds(part)
-        asked = self.random.randint(0, before)
-        offset = max(asked, min(start, before))
+        target = self.random.randint(0, before)
+        offset = max(target, min(start, before))
         assert part.group is not None
         ahead = set(self.ahead(part, before)[0])
         try:
-            assert part.group.go_back(asked) == offset == part.cursor.next
+            assert part.group.go_back(target) == offset == part.cursor.next
         except WritesRefused:
             assert self.core.storage.capacity_bytes is not None
             assert part.cursor.next == before
@@ -214,7 +214,7 @@ class Grouped:
         self.handled -= again
         self.passed -= again
         self.brought -= again
-        self.places[number] = offset
+        self.offsets[number] = offset
         self.fetched.pop(number, None)
         if offset < before:
             self._written_down(part)
@@ -245,10 +245,10 @@ class Grouped:
     def finish(self) -> None:
         """The channel's consumer has done with all, or the log would keep it for that."""
         for number in range(len(self.other.got)):
-            place = self.other.got[number].id
-            queue = next(p for p in self.topic.at_queues if self._is_of(p, place))
+            id = self.other.got[number].id
+            queue = next(p for p in self.topic.at_queues if self._is_of(p, id))
             channel = queue.channels["c"]
-            offset = channel.queue.offset_of(place)
+            offset = channel.queue.offset_of(id)
             for consumer in channel.consumers:
                 if channel.cursor.window.holds(consumer.number, offset):
                     channel.finish(consumer, offset)
@@ -279,8 +279,8 @@ class Grouped:
             self._written_down(part)
 
     def _written_down(self, part: Channel) -> None:
-        known = self.known.setdefault(part.queue.number, [])
-        known.insert(0, (self.core.broker.log.position, part.cursor.next))
+        written = self.written.setdefault(part.queue.number, [])
+        written.insert(0, (self.core.broker.log.position, part.cursor.next))
 
     def fill(self) -> None:
         self.core.storage.capacity_bytes = self.core.storage.used_bytes
@@ -306,10 +306,12 @@ class Grouped:
         self.core.kill(power=power)
         # A later entry may have survived that was not durable, an earlier one must have.
         for part in self.at_queues:
-            known = self.known.get(part.queue.number, [])
-            sure = next((at for at, (position, _) in enumerate(known) if position <= durable), None)
+            written = self.written.get(part.queue.number, [])
+            sure = next(
+                (at for at, (position, _) in enumerate(written) if position <= durable), None
+            )
             if sure is not None:
-                min_value = min(offset for _, offset in known[: sure + 1])
+                min_value = min(offset for _, offset in written[: sure + 1])
                 assert part.cursor.next >= min_value, "it goes back behind what was written down"
             self._written_down(part)
         self.begin()

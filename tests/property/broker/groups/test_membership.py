@@ -106,15 +106,15 @@ class MembershipBesideModel(RuleBasedStateMachine):
     @rule(client=clients)
     def ask(self, client: Client) -> None:
         try:
-            found = self.membership.find(client.member.id, client.owner)
+            member = self.membership.find(client.member.id, client.owner)
         except NotAMember:
             assert client.member.is_gone
             assert client.notified_count
             return
-        assert found is client.member
-        if set(found.held) != client.queues:
+        assert member is client.member
+        if set(member.held) != client.queues:
             assert client.notified_count, "it had to look to find out"
-            assert found.changed > client.generation
+            assert member.changed > client.generation
         self._learn(client)
 
     @rule(client=clients, number=st.integers(0, 7))
@@ -133,17 +133,17 @@ class MembershipBesideModel(RuleBasedStateMachine):
         if not client.member.is_gone:
             self.membership.volunteer(client.member, name, brokers)
 
-    @rule(places=st.lists(st.integers(0, 5), max_size=8), is_late=st.booleans())
-    def plan(self, places: list[int], is_late: bool) -> None:
+    @rule(holders=st.lists(st.integers(0, 5), max_size=8), is_late=st.booleans())
+    def plan(self, holders: list[int], is_late: bool) -> None:
         """Each queue for whichever member; some for those who are not there, or for none."""
         members = self.membership
         if members.leader is not None:
             ids = [*members.members, "gone"]
             queues: dict[str, list[int]] = {}
-            for queue, at in enumerate(places[: members.allocated.count]):
+            for queue, at in enumerate(holders[: members.allocated.count]):
                 if at < len(ids):
                     queues.setdefault(ids[at], []).append(queue)
-            members.plan(members.leader, members.roster - is_late, len(places), queues)
+            members.plan(members.leader, members.roster - is_late, len(holders), queues)
 
     @rule(client=consumes(clients))
     def leave(self, client: Client) -> None:
@@ -154,9 +154,9 @@ class MembershipBesideModel(RuleBasedStateMachine):
 
     @rule(more=st.integers(1, 3))
     def grow(self, more: int) -> None:
-        place = self.membership.allocated
-        count = min(8, place.count + more)
-        self.membership.resize(AllocatedTopic(place.topic, place.broker, place.room, count))
+        topic = self.membership.allocated
+        count = min(8, topic.count + more)
+        self.membership.resize(AllocatedTopic(topic.topic, topic.broker, topic.room, count))
 
     @rule()
     def dismiss(self) -> None:

@@ -59,7 +59,7 @@ class Fuse(SimulatedStorage):
 
 
 @dataclass
-class Known:
+class ModelTransaction:
     """A transaction as its producer knows it."""
 
     branches: dict[str, list[tuple[str, list[bytes]]]] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class TransactionMachine(RuleBasedStateMachine):
         super().__init__()
         self.core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=2))
         self.core.storage.__class__ = Fuse
-        self.known: dict[str, Known] = {}
-        self.durable: dict[str, Known] = {}
+        self.transactions: dict[str, ModelTransaction] = {}
+        self.durable: dict[str, ModelTransaction] = {}
         self.number = 0
         self.pulled = False
 
@@ -109,24 +109,24 @@ class TransactionMachine(RuleBasedStateMachine):
         disposable=st.booleans(),
     )
     def begin(self, id: str, group: str, number: int | None, disposable: bool) -> None:
-        known = self.known.get(id)
+        transaction = self.transactions.get(id)
         begin = self.core.broker.transactions.begin
-        if known is not None and known.outcome is TransactionState.COMMITTED:
+        if transaction is not None and transaction.outcome is TransactionState.COMMITTED:
             assert begin(id) is TransactionState.COMMITTED
-        elif known is None or known.outcome is TransactionState.ROLLED_BACK:
+        elif transaction is None or transaction.outcome is TransactionState.ROLLED_BACK:
             place = None if number is None else CommitSequence(SERIES, number)
             if number is not None and number <= self.last():
                 assert begin(id, sequence=place) is TransactionState.COMMITTED
                 return
-            self.known[id] = Known(number=number)
+            self.transactions[id] = ModelTransaction(number=number)
             self.attempt(lambda: begin(id, group, None, place, disposable))
 
     def last(self) -> int:
         """The last number of the series that was committed; -1 for none."""
         numbers = [
-            known.number
-            for known in self.known.values()
-            if known.outcome is TransactionState.COMMITTED and known.number is not None
+            transaction.number
+            for transaction in self.transactions.values()
+            if transaction.outcome is TransactionState.COMMITTED and transaction.number is not None
         ]
         return max(numbers, default=-1)
 
@@ -138,10 +138,10 @@ class TransactionMachine(RuleBasedStateMachine):
         sizes=st.lists(st.integers(1, 900), min_size=1, max_size=3),
     )
     def add(self, id: str, branch: str, topic: str, sizes: list[int]) -> None:
-        known = self.known.get(id)
-        if known is None or known.outcome is not None:
+        transaction = self.transactions.get(id)
+        if transaction is None or transaction.outcome is not None:
             return
-        batches = known.branches.setdefault(branch, [])
+        batches = transaction.branches.setdefault(branch, [])
         self.number += 1
         bodies = [b"%s:%d:%d " % (id.encode(), self.number, n) * n for n in sizes]
         add = self.core.broker.transactions.add
@@ -157,42 +157,42 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.pulled)
     @rule(id=ids)
     def prepare(self, id: str) -> None:
-        known = self.known.get(id)
-        if known is None or known.outcome is not None:
+        transaction = self.transactions.get(id)
+        if transaction is None or transaction.outcome is not None:
             return
         prepare = self.core.broker.transactions.prepare
         if self.core.broker.transactions.state(id) is TransactionState.SET_ASIDE:
             with pytest.raises(TransitionRefused, match="cannot be prepared"):
-                prepare(id, known.counts)
+                prepare(id, transaction.counts)
         else:
-            self.attempt(lambda: prepare(id, known.counts))
+            self.attempt(lambda: prepare(id, transaction.counts))
 
     @precondition(lambda self: not self.pulled)
     @rule(id=ids, chosen=st.sets(st.sampled_from(BRANCHES)), again=st.booleans())
     def commit(self, id: str, chosen: set[str], again: bool) -> None:
-        known = self.known.get(id)
-        if known is None or known.outcome is TransactionState.ROLLED_BACK:
+        transaction = self.transactions.get(id)
+        if transaction is None or transaction.outcome is TransactionState.ROLLED_BACK:
             return
         commit = self.core.broker.transactions.commit
-        if known.outcome is None:
-            counts = {name: count for name, count in known.counts.items() if name in chosen}
-            if known.number is not None and known.number <= self.last():
+        if transaction.outcome is None:
+            counts = {name: count for name, count in transaction.counts.items() if name in chosen}
+            if transaction.number is not None and transaction.number <= self.last():
                 assert commit(id, counts).is_repeated
-                known.outcome = TransactionState.ROLLED_BACK
+                transaction.outcome = TransactionState.ROLLED_BACK
                 self.pulled = self.core.broker.log.failed is not None
                 return
-            known.seen = [b for name in sorted(counts) for b in known.branches[name]]
+            transaction.seen = [b for name in sorted(counts) for b in transaction.branches[name]]
             if not self.attempt(lambda: commit(id, counts)):
                 return
-            known.outcome = TransactionState.COMMITTED
-            self.clear_away(known.number)
+            transaction.outcome = TransactionState.COMMITTED
+            self.clear_away(transaction.number)
         if again:
             commit(id)
 
     def clear_away(self, number: int | None) -> None:
         """Note that others of the series up to a number are rolled back by its commit."""
         self.pulled = self.core.broker.log.failed is not None
-        for other in self.known.values():
+        for other in self.transactions.values():
             left = other.outcome is None and other.number is not None
             if number is not None and left and other.number <= number:  # type: ignore[operator]
                 other.outcome = TransactionState.ROLLED_BACK
@@ -204,39 +204,39 @@ class TransactionMachine(RuleBasedStateMachine):
         sizes=st.lists(st.integers(1, 900), min_size=1, max_size=3),
     )
     def commit_at_once(self, id: str, topic: str, sizes: list[int]) -> None:
-        known = self.known.get(id)
+        transaction = self.transactions.get(id)
         self.number += 1
         bodies = [b"%s:%d:%d " % (id.encode(), self.number, n) * n for n in sizes]
         commit = self.core.broker.transactions.commit_at_once
-        if known is not None and known.outcome is None:
+        if transaction is not None and transaction.outcome is None:
             with pytest.raises(TransitionRefused, match="was begun before"):
                 commit(id, topic, bodies)
-        elif known is not None and known.outcome is TransactionState.COMMITTED:
+        elif transaction is not None and transaction.outcome is TransactionState.COMMITTED:
             commit(id, topic, bodies)
         else:
-            self.known[id] = known = Known(seen=[(topic, bodies)])
+            self.transactions[id] = transaction = ModelTransaction(seen=[(topic, bodies)])
             if self.attempt(lambda: commit(id, topic, bodies)):
-                known.outcome = TransactionState.COMMITTED
+                transaction.outcome = TransactionState.COMMITTED
 
     @precondition(lambda self: not self.pulled)
     @rule(id=ids)
     def rollback(self, id: str) -> None:
-        known = self.known.get(id)
-        if known is None or known.outcome is TransactionState.COMMITTED:
+        transaction = self.transactions.get(id)
+        if transaction is None or transaction.outcome is TransactionState.COMMITTED:
             return
         if self.attempt(lambda: self.core.broker.transactions.rollback(id)):
-            known.outcome = TransactionState.ROLLED_BACK
+            transaction.outcome = TransactionState.ROLLED_BACK
 
     @precondition(lambda self: not self.pulled)
-    @rule(seconds=st.integers(1, 20), asked=st.booleans())
-    def wait(self, seconds: int, asked: bool) -> None:
+    @rule(seconds=st.integers(1, 20), is_checked=st.booleans())
+    def wait(self, seconds: int, is_checked: bool) -> None:
         abandoned: list[str] = []
         transactions = self.core.broker.transactions
         transactions.on_abandoned = lambda transaction, why: abandoned.append(transaction.id)
         self.core.wait(seconds * SECOND_NS)
         for id in abandoned:
-            self.known[id].outcome = TransactionState.ROLLED_BACK
-        if asked:
+            self.transactions[id].outcome = TransactionState.ROLLED_BACK
+        if is_checked:
             transactions.take_due("g")
         self.pulled = self.core.broker.log.failed is not None
 
@@ -256,7 +256,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.core.flush()
-        self.durable = deepcopy(self.known)
+        self.durable = deepcopy(self.transactions)
 
     @precondition(lambda self: not self.pulled)
     @rule()
@@ -264,7 +264,7 @@ class TransactionMachine(RuleBasedStateMachine):
         fuse, self.core.storage.writes_left = self.core.storage.writes_left, None  # type: ignore[attr-defined]
         self.core.checkpoint()
         self.core.storage.writes_left = fuse  # type: ignore[attr-defined]
-        self.durable = deepcopy(self.known)
+        self.durable = deepcopy(self.transactions)
 
     @precondition(lambda self: not self.pulled)
     @rule(writes=st.integers(0, 8))
@@ -278,21 +278,21 @@ class TransactionMachine(RuleBasedStateMachine):
         self.core.kill(power=power)
         self.core.storage.__class__ = Fuse
         seen = self.seen()
-        for id in list(self.known):
+        for id in list(self.transactions):
             self.compare(id, seen.get(id, {}), power or in_doubt)
         for id in IDS:
-            if id not in self.known:
+            if id not in self.transactions:
                 assert not seen.get(id)
         last = self.core.broker.transactions.series.last(SERIES)
         assert (-1 if last is None else last.number) == self.last()
         if not power:
             return
         # What a power cut has left is durable.
-        self.durable = deepcopy(self.known)
+        self.durable = deepcopy(self.transactions)
 
     def seen(self) -> dict[str, dict[str, list[bytes]]]:
         """By transaction and topic: the bodies that are there, in order."""
-        found: dict[str, dict[str, list[bytes]]] = {}
+        stored: dict[str, dict[str, list[bytes]]] = {}
         broker = self.core.broker
         for name in TOPICS:
             topic = broker.topics.get(name)
@@ -301,18 +301,18 @@ class TransactionMachine(RuleBasedStateMachine):
             # Those before a gap, too: a channel gets them.
             for body in bodies_of(broker, topic, topic.queue.first_stored_offset):
                 if body != b"plain":
-                    found.setdefault(body[:1].decode(), {}).setdefault(name, []).append(body)
-        return found
+                    stored.setdefault(body[:1].decode(), {}).setdefault(name, []).append(body)
+        return stored
 
     def compare(self, id: str, seen: dict[str, list[bytes]], may_lack: bool) -> None:
         """See that a transaction is wholly there or not at all, and go on with it as it is."""
-        known, durable = self.known[id], self.durable.get(id)
-        wanted: dict[str, list[bytes]] = {}
-        for topic, bodies in known.seen:
-            wanted.setdefault(topic, []).extend(bodies)
-        for topic in seen.keys() | wanted.keys():
+        transaction, durable = self.transactions[id], self.durable.get(id)
+        expected: dict[str, list[bytes]] = {}
+        for topic, bodies in transaction.seen:
+            expected.setdefault(topic, []).extend(bodies)
+        for topic in seen.keys() | expected.keys():
             there = sorted(seen.get(topic, ()))
-            assert not seen or there == sorted(wanted.get(topic, ())), "seen in part"
+            assert not seen or there == sorted(expected.get(topic, ())), "seen in part"
         transactions = self.core.broker.transactions
         try:
             state = transactions.state(id)
@@ -320,36 +320,44 @@ class TransactionMachine(RuleBasedStateMachine):
             assert may_lack
             assert durable is None
             assert not seen
-            del self.known[id]
+            del self.transactions[id]
             return
         if not may_lack:
-            assert state is known.outcome or (known.outcome is None and state not in ENDED)
+            assert state is transaction.outcome or (
+                transaction.outcome is None and state not in ENDED
+            )
         if durable is not None and durable.outcome is TransactionState.COMMITTED:
             assert state is TransactionState.COMMITTED
-        assert bool(seen) == (state is TransactionState.COMMITTED and bool(wanted))
-        known.outcome = state if state in ENDED else None
-        if known.outcome is None:
-            known.seen = []
-            self.resume(id, known, durable, may_lack)
+        assert bool(seen) == (state is TransactionState.COMMITTED and bool(expected))
+        transaction.outcome = state if state in ENDED else None
+        if transaction.outcome is None:
+            transaction.seen = []
+            self.resume(id, transaction, durable, may_lack)
 
-    def resume(self, id: str, known: Known, durable: Known | None, may_lack: bool) -> None:
+    def resume(
+        self,
+        id: str,
+        transaction: ModelTransaction,
+        durable: ModelTransaction | None,
+        may_lack: bool,
+    ) -> None:
         """Check that an open transaction has its messages answered OK, or the first of them."""
         branches = self.core.broker.transactions.open[id].branches
         for name in BRANCHES:
-            batches = known.branches.get(name, [])
+            batches = transaction.branches.get(name, [])
             there = len(branches[name].batches) if name in branches else 0
             if durable is not None and durable.outcome is None:
                 min_value = [b for b in durable.branches.get(name, []) if b in batches]
                 assert there >= len(min_value), "what was durable is lost"
             if may_lack:
                 # One that was refused may be there: the producer adds it again.
-                known.branches[name] = batches[:there]
+                transaction.branches[name] = batches[:there]
             else:
                 assert there == len(batches)
         if may_lack:
             # The producer gives up what it does not know of for sure.
             self.core.broker.transactions.rollback(id)
-            known.outcome = TransactionState.ROLLED_BACK
+            transaction.outcome = TransactionState.ROLLED_BACK
 
     @invariant()
     def holds_what_is_needed(self) -> None:

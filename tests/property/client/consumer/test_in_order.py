@@ -104,20 +104,20 @@ class Wire:
 
     def send(self, *, together: bool) -> None:
         """Let the broker read a command, or all FINs in a row."""
-        places: list[int] = []
-        while self.outbox and self.outbox[0][0] == b"FIN" and (together or not places):
-            places.append(self.channel.queue.offset_of(self.outbox.popleft()[1]))
-        if places:
-            ids = np.array(places, np.uint64).view(np.int64)
-            for place in self.channel.finish_run(self.consumer, ids).tolist():
-                self.answer(self.channel.finish, place)
+        offsets: list[int] = []
+        while self.outbox and self.outbox[0][0] == b"FIN" and (together or not offsets):
+            offsets.append(self.channel.queue.offset_of(self.outbox.popleft()[1]))
+        if offsets:
+            ids = np.array(offsets, np.uint64).view(np.int64)
+            for offset in self.channel.finish_run(self.consumer, ids).tolist():
+                self.answer(self.channel.finish, offset)
         elif self.outbox:
             verb, message_id, *delay = self.outbox.popleft()
-            place = self.channel.queue.offset_of(message_id)
+            offset = self.channel.queue.offset_of(message_id)
             if verb == b"REQ":
-                self.answer(self.channel.requeue, place, int(delay[0]) * MILLISECOND_NS)
+                self.answer(self.channel.requeue, offset, int(delay[0]) * MILLISECOND_NS)
             else:
-                self.answer(self.channel.touch, place)
+                self.answer(self.channel.touch, offset)
 
     def answer(self, method: Any, *arguments: int) -> None:
         try:

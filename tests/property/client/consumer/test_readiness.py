@@ -14,7 +14,7 @@ ROTATION = Rotation(low_rdy_idle_timeout_s=10, low_rdy_timeout_s=30, rdy_redistr
 
 
 @dataclass(eq=False)
-class Place:
+class Connection:
     """A connection, and what its broker knows."""
 
     max_ready_count: int = 2500
@@ -23,7 +23,7 @@ class Place:
     ready: int = 0
 
 
-Changes = list[tuple[Place, int]]
+Changes = list[tuple[Connection, int]]
 
 
 class ReadinessMachine(RuleBasedStateMachine):
@@ -31,44 +31,44 @@ class ReadinessMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: list[Place] = []
+        self.connections: list[Connection] = []
         self.now_s = 100.0
         self.cap: int | None = None
         self.is_paused = False
 
     @initialize(max_in_flight=st.integers(1, 20), seed=st.integers())
     def begin(self, max_in_flight: int, seed: int) -> None:
-        self.readiness: RdyDistributor[Place] = RdyDistributor(
+        self.readiness: RdyDistributor[Connection] = RdyDistributor(
             max_in_flight, ROTATION, random.Random(seed).random
         )
         self.max_in_flight = max_in_flight
 
     def obey(self, changes: Changes) -> None:
-        for place, count in changes:
-            assert 0 <= count <= place.max_ready_count
-            assert count != place.ready, "nothing is sent that is so already"
-            rises = count > place.ready
-            place.ready = count
+        for connection, count in changes:
+            assert 0 <= count <= connection.max_ready_count
+            assert count != connection.ready, "nothing is sent that is so already"
+            rises = count > connection.ready
+            connection.ready = count
             budget = 0 if self.is_paused else self.max_in_flight
             if rises:
                 assert self.total() <= min(budget, self.max_in_flight)
 
     def total(self) -> int:
-        return sum(place.ready for place in self.places)
+        return sum(connection.ready for connection in self.connections)
 
     @rule(limit=st.sampled_from([1, 3, 2500]))
     def add(self, limit: int) -> None:
-        if len(self.places) < 8:
-            place = Place(limit)
-            self.places.append(place)
-            self.obey(self.readiness.add(place, self.now_s))
+        if len(self.connections) < 8:
+            connection = Connection(limit)
+            self.connections.append(connection)
+            self.obey(self.readiness.add(connection, self.now_s))
 
-    @precondition(lambda self: self.places)
+    @precondition(lambda self: self.connections)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
-        place = data.draw(st.sampled_from(self.places))
-        self.places.remove(place)
-        self.obey(self.readiness.remove(place, self.now_s))
+        connection = data.draw(st.sampled_from(self.connections))
+        self.connections.remove(connection)
+        self.obey(self.readiness.remove(connection, self.now_s))
 
     @rule(max_in_flight=st.integers(0, 20))
     def change(self, max_in_flight: int) -> None:
@@ -87,18 +87,22 @@ class ReadinessMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
-        able = [place for place in self.places if place.in_flight < place.ready]
+        able = [
+            connection for connection in self.connections if connection.in_flight < connection.ready
+        ]
         if able:
-            place = data.draw(st.sampled_from(able))
-            place.in_flight += data.draw(st.integers(1, place.ready - place.in_flight))
-            place.last_message_s = self.now_s
+            connection = data.draw(st.sampled_from(able))
+            connection.in_flight += data.draw(
+                st.integers(1, connection.ready - connection.in_flight)
+            )
+            connection.last_message_s = self.now_s
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        busy = [place for place in self.places if place.in_flight]
+        busy = [connection for connection in self.connections if connection.in_flight]
         if busy:
-            place = data.draw(st.sampled_from(busy))
-            place.in_flight -= data.draw(st.integers(1, place.in_flight))
+            connection = data.draw(st.sampled_from(busy))
+            connection.in_flight -= data.draw(st.integers(1, connection.in_flight))
             if self.readiness.is_owing:
                 self.obey(self.readiness.share(self.now_s))
 
@@ -116,39 +120,45 @@ class ReadinessMachine(RuleBasedStateMachine):
         if self.cap is not None:
             budget = min(budget, self.cap)
         assert self.total() <= budget
-        assert self.readiness.counts == {place: place.ready for place in self.places}
+        assert self.readiness.counts == {
+            connection: connection.ready for connection in self.connections
+        }
         # Nothing is left over that a connection could take, but for what others have in flight.
-        limits = [place.max_ready_count for place in self.places]
+        limits = [connection.max_ready_count for connection in self.connections]
         if not self.readiness.is_owing:
             assert self.total() == min(budget, sum(limits))
         elif len(limits) <= budget:
-            taken = sum(max(place.ready, place.in_flight) for place in self.places)
-            assert taken >= budget or any(place.in_flight > place.ready for place in self.places)
+            taken = sum(
+                max(connection.ready, connection.in_flight) for connection in self.connections
+            )
+            assert taken >= budget or any(
+                connection.in_flight > connection.ready for connection in self.connections
+            )
 
-    @precondition(lambda self: self.places and not self.is_paused and self.max_in_flight)
+    @precondition(lambda self: self.connections and not self.is_paused and self.max_in_flight)
     @rule()
     def each_gets_its_turn(self) -> None:
         """However idle or busy connections are, and though some never finish a message."""
-        served: set[Place] = set()
+        served: set[Connection] = set()
         self.cap = None
         self.obey(self.readiness.cap(None, self.now_s))
         for _ in range(8 * 8):
             self.time_passes(5)
-            served |= {place for place in self.places if place.ready}
-        assert served == set(self.places)
+            served |= {connection for connection in self.connections if connection.ready}
+        assert served == set(self.connections)
 
 
 TestReadiness = ReadinessMachine.TestCase
 TestReadiness.settings = settings(max_examples=60, stateful_step_count=25)
 
 
-def readiness_of(max_in_flight: int) -> RdyDistributor[Place]:
+def readiness_of(max_in_flight: int) -> RdyDistributor[Connection]:
     return RdyDistributor(max_in_flight, ROTATION, random.Random(1).random)
 
 
 def test_a_share_stays_where_it_is_when_nothing_changes() -> None:
     readiness = readiness_of(10)
-    a, b, c = Place(), Place(), Place(max_ready_count=1)
+    a, b, c = Connection(), Connection(), Connection(max_ready_count=1)
     assert readiness.add(a, 0) == [(a, 10)]
     assert readiness.add(b, 0) == [(a, 5), (b, 5)]
     changes = readiness.add(c, 0)
@@ -156,7 +166,7 @@ def test_a_share_stays_where_it_is_when_nothing_changes() -> None:
     assert sorted(readiness.counts.values()) == [1, 4, 5]
     assert readiness.redistribute(100) == []
     assert {count for _, count in readiness.pause(True, 100)} == {0}
-    assert readiness.add(Place(), 100) == []
+    assert readiness.add(Connection(), 100) == []
 
 
 @given(max_in_flight=st.integers(1, 50), connections=st.integers(1, 60))
@@ -165,7 +175,7 @@ def test_each_gets_its_part_of_max_in_flight_and_one_at_least(
 ) -> None:
     readiness = readiness_of(max_in_flight)
     for _ in range(connections):
-        readiness.add(Place(), 0)
+        readiness.add(Connection(), 0)
     counts = sorted(readiness.counts.values())
     assert sum(counts) == max_in_flight
     if connections <= max_in_flight:
@@ -177,7 +187,7 @@ def test_each_gets_its_part_of_max_in_flight_and_one_at_least(
 
 def test_messages_in_flight_elsewhere_are_awaited_within_a_limit() -> None:
     readiness = readiness_of(10)
-    busy, fresh = Place(), Place()
+    busy, fresh = Connection(), Connection()
     readiness.add(busy, 0)
     busy.in_flight = 10
     assert readiness.add(fresh, 0) == [(busy, 5)]
@@ -193,9 +203,9 @@ def test_messages_in_flight_elsewhere_are_awaited_within_a_limit() -> None:
 
 def test_an_idle_connection_gives_up_after_10_s_and_a_busy_one_after_30_s() -> None:
     readiness = readiness_of(2)
-    idle, busy, other = Place(), Place(), Place()
-    for place in (idle, busy, other):
-        readiness.add(place, 0)
+    idle, busy, other = Connection(), Connection(), Connection()
+    for connection in (idle, busy, other):
+        readiness.add(connection, 0)
     assert readiness.counts == {idle: 1, busy: 1, other: 0}
     changes: Changes = []
     for now_s in (5, 10):
@@ -212,9 +222,9 @@ def test_an_idle_connection_gives_up_after_10_s_and_a_busy_one_after_30_s() -> N
 
 def test_while_a_message_is_tried_an_idle_connection_gives_way() -> None:
     readiness = readiness_of(10)
-    places = [Place() for _ in range(3)]
-    for place in places:
-        readiness.add(place, 0)
+    connections = [Connection() for _ in range(3)]
+    for connection in connections:
+        readiness.add(connection, 0)
     readiness.cap(0, 1)
     [(first, one)] = readiness.cap(1, 2)
     assert one == 1
@@ -222,7 +232,7 @@ def test_while_a_message_is_tried_an_idle_connection_gives_way() -> None:
     [(left, none), (second, one)] = readiness.redistribute(12.5)
     assert (left, none, one) == (first, 0, 1)
     [(third, one)] = readiness.remove(second, 13)
-    assert {first, second, third} == set(places), "the one that waited the longest"
+    assert {first, second, third} == set(connections), "the one that waited the longest"
     assert dict(readiness.cap(None, 14)) == {first: 5, third: 5}
 
 

@@ -118,19 +118,19 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        open_queues = [each.queue for each in self.brokers if each.queue.is_up]
+        open_queues = [broker.queue for broker in self.brokers if broker.queue.is_up]
         open_queues = [queue for queue in open_queues if not queue.is_held]
         refused = self.not_supported()
         has_taker = any(queue.takes_sends for queue in self.accumulator.brokers)
         packed = self.accumulator.pack(open_queues)
         assert not has_taker or self.not_supported() == refused, "another broker takes it"
         for batch in packed:
-            (broker,) = (each for each in self.brokers if each.queue is batch.broker)
+            (broker,) = (broker for broker in self.brokers if broker.queue is batch.broker)
             assert broker.queue.is_up
             for before in broker.sent:
                 assert self.suspects.isdisjoint(before.pendings), "nothing goes behind it"
-            assert len({each.topic for each in batch.pendings}) == 1
-            assert len({each.fields for each in batch.pendings}) == 1
+            assert len({pending.topic for pending in batch.pendings}) == 1
+            assert len({pending.fields for pending in batch.pendings}) == 1
             assert broker.takes_sends or not batch.number
             if len(batch.pendings) > 1:
                 assert batch.size_bytes + 4 <= self.limits.max_body_bytes
@@ -138,7 +138,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             broker.sent.append(batch)
 
     def not_supported(self) -> int:
-        futures = [each.future for each in self.published if each.future.done()]
+        futures = [pending.future for pending in self.published if pending.future.done()]
         return sum(
             not future.cancelled() and isinstance(future.exception(), NotSupported)
             for future in futures
@@ -165,8 +165,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.hang_up(data.draw(st.sampled_from(self.brokers)))
 
     def hang_up(self, broker: Broker) -> None:
-        unanswered = [each for batch in broker.sent for each in batch.pendings]
-        self.suspects.update([each for each in unanswered if not each.future.done()][:1])
+        unanswered = [pending for batch in broker.sent for pending in batch.pendings]
+        self.suspects.update([pending for pending in unanswered if not pending.future.done()][:1])
         for batch in broker.sent:
             batch.lost(ConnectionLost("gone"))
         broker.sent.clear()
@@ -201,7 +201,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         if broker.read == len(broker.sent):
             return
         batch = broker.sent[broker.read]
-        bodies = [body for each in batch.pendings for body in each.bodies]
+        bodies = [body for pending in batch.pendings for body in pending.bodies]
         is_bad = any(body.endswith(b"!") for body in bodies)
         if batch.number and not is_bad:
             self.read_send(broker, batch, bodies, is_full)
@@ -245,7 +245,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_answered_is_stored(self) -> None:
-        stored = {body for each in self.brokers + self.gone for body in each.stored}
+        stored = {body for broker in self.brokers + self.gone for body in broker.stored}
         for pending in self.published:
             if not pending.future.done() or pending.future.cancelled():
                 continue
@@ -256,13 +256,13 @@ class AccumulatorMachine(RuleBasedStateMachine):
                 if pending.fields is not None:
                     result = pending.future.result()
                     assert any(
-                        each.stored[result.offset : result.offset + 1] == pending.bodies[:1]
-                        for each in self.brokers + self.gone
+                        broker.stored[result.offset : result.offset + 1] == pending.bodies[:1]
+                        for broker in self.brokers + self.gone
                     )
             elif isinstance(error, PublishLost):
                 assert self.retries is not None or "has gone" in str(error)
             elif isinstance(error, NotSupported):
-                assert not all(each.takes_sends for each in self.brokers + self.gone)
+                assert not all(broker.takes_sends for broker in self.brokers + self.gone)
             else:
                 assert isinstance(error, PublishRefused)
                 is_full = error.code == "E_MPUB_FAILED"
@@ -272,7 +272,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_sent_is_stored_once(self) -> None:
-        stored = Counter(body for each in self.brokers + self.gone for body in each.stored)
+        stored = Counter(body for broker in self.brokers + self.gone for body in broker.stored)
         for pending in self.published:
             if pending.fields is not None:
                 assert all(stored[body] <= 1 for body in pending.bodies)
@@ -282,7 +282,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         for broker in self.brokers:
             batches: dict[OrderKey, list[ProducerBatch]] = {}
             for batch in broker.sent:
-                for key in {each.order_key for each in batch.pendings} - {None}:
+                for key in {pending.order_key for pending in batch.pendings} - {None}:
                     assert key is not None
                     batches.setdefault(key, []).append(batch)
             for some in batches.values():
@@ -292,10 +292,10 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def what_is_pending_is_counted(self) -> None:
         if not hasattr(self, "accumulator"):
             return
-        pending = sum(len(each.bodies) for each in self.accumulator.unanswered())
+        pending = sum(len(pending.bodies) for pending in self.accumulator.unanswered())
         self.accumulator.forget_settled()
         batches = list(self.accumulator.batches())
-        settled = [p for each in batches for p in each.pendings if p.future.done()]
+        settled = [p for batch in batches for p in batch.pendings if p.future.done()]
         assert self.accumulator.pending_messages == pending + sum(len(p.bodies) for p in settled)
 
     @invariant()
@@ -307,13 +307,13 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_key_is_in_flight_at_one_broker(self) -> None:
-        places: dict[OrderKey, set[str]] = {}
+        brokers: dict[OrderKey, set[str]] = {}
         for broker in self.brokers:
             for batch in broker.sent:
                 for pending in batch.pendings:
                     if pending.order_key is not None:
-                        places.setdefault(pending.order_key, set()).add(broker.queue.name)
-        assert all(len(names) == 1 for names in places.values())
+                        brokers.setdefault(pending.order_key, set()).add(broker.queue.name)
+        assert all(len(names) == 1 for names in brokers.values())
 
     def deliver_all(self) -> None:
         """With connections that stay and brokers that read, everything is answered."""
@@ -366,7 +366,7 @@ class OneBrokerMachine(AccumulatorMachine):
         }
         for topic in ("a", "b"):
             numbers = [
-                int(each) for each in dict.fromkeys(broker.stored) if topic_of.get(each) == topic
+                int(body) for body in dict.fromkeys(broker.stored) if topic_of.get(body) == topic
             ]
             assert numbers == sorted(numbers)
 

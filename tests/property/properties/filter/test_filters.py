@@ -108,15 +108,15 @@ def test_a_condition_is_the_same_for_a_message_and_for_a_batch(
     text: str, batch: list[Properties]
 ) -> None:
     condition = parse(text)
-    entries = [each.pack() for each in batch if each]
+    entries = [properties.pack() for properties in batch if properties]
     expected = [condition.of(values_of(entry)) for entry in entries]
     if entries:
         block = Block(pack_block(list(enumerate(entries))))
         columns = PropertyColumns(block, np.arange(len(entries)))
         true, false = condition.select(columns, True), condition.select(columns, False)
         assert not (true & false).any()
-        found = [True if t else False if f else None for t, f in zip(true, false, strict=True)]
-        assert found == expected
+        truths = [True if t else False if f else None for t, f in zip(true, false, strict=True)]
+        assert truths == expected
 
 
 @given(
@@ -125,15 +125,15 @@ def test_a_condition_is_the_same_for_a_message_and_for_a_batch(
 def test_a_filter_accepts_the_same_of_any_cut_of_a_batch(
     text: str, tags: set[str], batch: list[Properties], data: st.DataObject
 ) -> None:
-    wanted = ChannelFilter(tuple(tags), text)
-    entries = [(number, each.pack()) for number, each in enumerate(batch) if each]
+    channel_filter = ChannelFilter(tuple(tags), text)
+    entries = [(number, properties.pack()) for number, properties in enumerate(batch) if properties]
     block = pack_block(entries) if entries else None
     begin = data.draw(st.integers(0, len(batch)))
     end = data.draw(st.integers(begin, len(batch)))
-    found = wanted.accepted(block, begin, end).tolist()
-    assert found == [n for n in range(begin, end) if wanted.accepts(batch[n].pack())]
+    accepted = channel_filter.accepted(block, begin, end).tolist()
+    assert accepted == [n for n in range(begin, end) if channel_filter.accepts(batch[n].pack())]
     if tags:
-        assert all(batch[number].tag in tags for number in found)
+        assert all(batch[number].tag in tags for number in accepted)
 
 
 @settings(max_examples=300)

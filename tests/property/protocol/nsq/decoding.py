@@ -56,7 +56,7 @@ def decode_all(
     decoder = Decoder(limits, is_valid_name)
     decoder.state = state
     kept = bytearray()
-    found: list[object] = []
+    commands: list[object] = []
     ending: ProtocolError | LineTooLong | None = None
     for piece in pieces:
         kept += piece
@@ -74,12 +74,12 @@ def decode_all(
                 break
             command, behind = decoded
             assert at < behind <= len(kept)
-            parts = list(flat(command))
+            bodies = list(flat(command))
             if lone is not None:
                 topic, start = lone
-                assert parts == [("PUB", topic, [bytes(kept[start:])], None)]
+                assert bodies == [("PUB", topic, [bytes(kept[start:])], None)]
                 assert behind == len(kept)
-            found += parts
+            commands += bodies
             if isinstance(command, Subscribe):
                 decoder.state = ParserState.SUBSCRIBED
             elif isinstance(command, Close):
@@ -91,10 +91,10 @@ def decode_all(
         kept = kept[at:]
     if ending is None and kept:
         ending = decoder.cut_off(kept, len(kept))
-        found.append(bytes(kept))
+        commands.append(bytes(kept))
     if isinstance(ending, ProtocolError):
         assert ending.frame()[8:].startswith(b"E_")
-    return found if ending is None else [*found, type(ending), str(ending)]
+    return commands if ending is None else [*commands, type(ending), str(ending)]
 
 
 def one_by_one(data: bytes) -> list[bytes]:

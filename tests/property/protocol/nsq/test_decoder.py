@@ -67,9 +67,9 @@ conversations = st.lists(st.one_of(singles.map(lambda one: [one]), runs), max_si
 
 def decode(pieces: list[bytes]) -> list[object]:
     """All commands of a consumer's bytes that come in pieces, and nothing is wrong with them."""
-    found = decode_all(pieces, ParserState.SUBSCRIBED)
-    assert not any(isinstance(part, bytes | type) for part in found), "something is left"
-    return found
+    commands = decode_all(pieces, ParserState.SUBSCRIBED)
+    assert not any(isinstance(command, bytes | type) for command in commands), "something is left"
+    return commands
 
 
 @given(conversations, st.randoms(use_true_random=False))

@@ -75,12 +75,12 @@ streams = st.lists(st.one_of(same_size, mixed, others), max_size=6).map(
 def test_frames_come_out_as_sent(frames: list[Sent], cuts: list[int], space: int) -> None:
     raw = b"".join(frame.raw for frame in frames)
     splitter = FrameSplitter(space_bytes=space)
-    found: list[Sent] = []
+    received: list[Sent] = []
     position = 0
     for cut in [*cuts, max(len(raw), 1)]:
-        found += flat(splitter.feed(raw[position : position + cut]))
+        received += flat(splitter.feed(raw[position : position + cut]))
         position += cut
-    assert found == frames
+    assert received == frames
     assert splitter.pending_bytes == 0
 
 
@@ -99,9 +99,9 @@ def test_bytes_in_place_are_split_as_received_ones(frames: list[Sent], later: in
     raw = b"".join(frame.raw for frame in frames)
     size = max(0, len(raw) - later)
     splitter = FrameSplitter.over(raw[:size])
-    found = flat(splitter.received(size))
-    assert len(b"".join(frame.raw for frame in found)) + splitter.pending_bytes == size
-    assert found + flat(splitter.feed(raw[size:])) == frames
+    received = flat(splitter.received(size))
+    assert len(b"".join(frame.raw for frame in received)) + splitter.pending_bytes == size
+    assert received + flat(splitter.feed(raw[size:])) == frames
     assert splitter.pending_bytes == 0
 
 
@@ -172,9 +172,9 @@ def test_a_run_has_the_fields_of_its_messages(sent: list[Sent], data: st.DataObj
     assert run.bodies() == [body for *_, body in fields]
     assert run.heads()["timestamp_ns"].tolist() == [stamp for stamp, *_ in fields]
     assert run.heads()["attempts"].tolist() == [attempts for _, attempts, *_ in fields]
-    assert [bytes(each) for each in run.ids()] == [each for _, _, each, _ in fields]
+    assert [bytes(id) for id in run.ids()] == [id for _, _, id, _ in fields]
     assert run.ends()[-1] == len(run.raw)
-    assert commands.finish_array(run.ids()) == commands.finish([each for _, _, each, _ in fields])
+    assert commands.finish_array(run.ids()) == commands.finish([id for _, _, id, _ in fields])
     if run.count > 1:
         cut = data.draw(st.integers(1, run.count - 1))
         first, rest = run.split(cut)
@@ -190,9 +190,9 @@ def test_an_mpub_holds_the_bodies(bodies: list[bytes]) -> None:
     assert raw.startswith(b"MPUB topic\n")
     total, count = struct.unpack_from(">II", raw, 11)
     assert (total, count) == (len(raw) - 15, len(bodies))
-    position, found = 19, []
+    position, split = 19, []
     for _ in range(count):
         (size,) = struct.unpack_from(">I", raw, position)
-        found.append(raw[position + 4 : position + 4 + size])
+        split.append(raw[position + 4 : position + 4 + size])
         position += 4 + size
-    assert (found, position) == (bodies, len(raw))
+    assert (split, position) == (bodies, len(raw))

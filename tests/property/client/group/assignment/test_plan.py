@@ -162,7 +162,7 @@ class SeveralBrokers(RuleBasedStateMachine):
                 )
 
     @rule(name=st.sampled_from(NAMES), number=st.integers(0, 2))
-    def look(self, name: str, number: int) -> None:
+    def poll(self, name: str, number: int) -> None:
         client, broker = self.clients.get(name), self.brokers[number % len(self.brokers)]
         if client is not None and broker in client.members:
             client.pictures[broker] = broker.as_json()
@@ -259,7 +259,7 @@ class SeveralBrokers(RuleBasedStateMachine):
             self.volunteer(name)
         for name in NAMES:
             for number in range(len(self.brokers)):
-                self.look(name, number)
+                self.poll(name, number)
             self.plan(name)
         for name in NAMES:
             self.release(name)
@@ -335,16 +335,16 @@ def test_a_member_that_does_not_reach_a_broker_has_none_of_its_queues(
     name = data.draw(st.sampled_from([*EVEN, "consistent-hash", "machine-room-nearby"]))
     reached = {broker: data.draw(groups) for broker in counts}
     seen = [one for broker, n in counts.items() for one in pictures({broker: n}, reached[broker])]
-    found = share_out("t", AllocationChoice(name), seen, [], counts.keys())
-    for id, queues in found.items():
+    assignment = share_out("t", AllocationChoice(name), seen, [], counts.keys())
+    for id, queues in assignment.items():
         assert all(id in reached[queue.broker] for queue in queues)
-    got = Counter(queue for queues in found.values() for queue in queues)
+    got = Counter(queue for queues in assignment.values() for queue in queues)
     assert got == Counter(q for picture in seen for q in picture.queues)
     if name in EVEN:
         # None of them could give one to another that has two less.
-        for id, queues in found.items():
+        for id, queues in assignment.items():
             for queue in queues:
-                assert min(len(found[o]) for o in reached[queue.broker]) >= len(queues) - 1, id
+                assert min(len(assignment[o]) for o in reached[queue.broker]) >= len(queues) - 1, id
 
 
 def test_brokers_of_one_name_get_different_names() -> None:
@@ -378,11 +378,11 @@ def test_queues_held_at_brokers_with_another_leader_count_and_stay(
 ) -> None:
     counts = {"x": there, "y": 4}
     held = {"a": [TopicQueue("x", n) for n in range(there)]}
-    found = share_out(
+    assignment = share_out(
         "t", AllocationChoice("sticky"), pictures(counts, ["a", "b"], held), [], {"y"}
     )
-    assert {queue.broker for queues in found.values() for queue in queues} == {"y"}
-    assert (len(found["a"]), len(found["b"])) == shares
+    assert {queue.broker for queues in assignment.values() for queue in queues} == {"y"}
+    assert (len(assignment["a"]), len(assignment["b"])) == shares
 
 
 def test_the_rooms_of_a_resolver_count() -> None:
@@ -394,11 +394,11 @@ def test_the_rooms_of_a_resolver_count() -> None:
             return {"a": "x", "b": "y", "c": "y"}[member.client_id]
 
     choice = AllocationChoice("by-machine-room", rooms=Rooms())
-    found = plan(
+    assignment = plan(
         "t", choice, pictures({"x": 2, "y": 2, "z": 2}, ["a", "b", "c"]), [], {"x", "y", "z"}
     )
     there = {"a there": [0, 1]}, {"b there": [0], "c there": [1]}
-    assert found == {"x": there[0], "y": there[1], "z": {}}
+    assert assignment == {"x": there[0], "y": there[1], "z": {}}
 
 
 def test_queues_from_a_custom_strategy_are_matched_by_equality() -> None:
@@ -408,8 +408,8 @@ def test_queues_from_a_custom_strategy_are_matched_by_equality() -> None:
         unknown = TopicQueue("x", 7)
         return [(q.broker, float(q.number), q.room) for q in (*queues, *queues, unknown)]
 
-    found = plan(
+    assignment = plan(
         "t", AllocationChoice("custom:x", plain), pictures({"x": 3}, ["a", "b"]), [], {"x"}
     )
-    assert found == {"x": {"a there": [0, 1, 2]}}
-    assert all(type(number) is int for number in found["x"]["a there"])
+    assert assignment == {"x": {"a there": [0, 1, 2]}}
+    assert all(type(number) is int for number in assignment["x"]["a there"])

@@ -83,8 +83,8 @@ async def check(data: st.DataObject) -> None:
                 at += gap
                 offsets.append(at)
             # What was forgotten is there again, and nothing else.
-            known = [each for each in sorted(stored) if each >= held.fetch_offset]
-            offsets = known or offsets
+            fetched = [offset for offset in sorted(stored) if offset >= held.fetch_offset]
+            offsets = fetched or offsets
             size = data.draw(st.integers(3, 5))
             sizes = [size + (offset % 2 if size == 4 else 0) for offset in offsets]
             end = offsets[-1] + 1 if offsets else held.fetch_offset + 1
@@ -137,7 +137,7 @@ async def check(data: st.DataObject) -> None:
 
 def finish_late(data: st.DataObject, begun: list[PulledMessage], done: set[int]) -> None:
     """A message is finished while it waits to be retried."""
-    waiting = [each for each in begun if not each.is_out and not each.is_finished]
+    waiting = [message for message in begun if not message.is_out and not message.is_finished]
     if waiting:
         message = data.draw(st.sampled_from(waiting))
         message.finish()
