@@ -21,7 +21,7 @@ import uvloop
 
 from bench.flags import parse
 from bench.inprocess import BODY, Client, serving
-from martlet.log.single_record import lone_length
+from martlet.log.record import lone_length
 from martlet.protocol.nsq import commands
 from martlet.text import parse_duration
 

@@ -84,10 +84,7 @@ VIRTUAL_NODES = 10
 def allocate(
     strategy: str, topic: str, queues: Iterable[TopicQueue], members: Members
 ) -> Assignment:
-    """Assign the queues by a strategy of `STRATEGIES`.
-
-    Without members the assignment is empty.
-    """
+    """Assign the queues by a strategy of `STRATEGIES`; without members the assignment is empty."""
     ranked = sorted(members, key=lambda member: member.id)
     assignment: Assignment = {member.id: [] for member in ranked}
     if ranked:
@@ -156,9 +153,7 @@ def _by_circle(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMessageQueueByConfig: the queues that each names; the first member that names one
-    gets it.
-    """
+    """AllocateMessageQueueByConfig: the queues that each names; the first to name one gets it."""
     taken: set[TopicQueue] = set()
     assignment: Assignment = {}
     for member in members:
@@ -170,9 +165,7 @@ def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 def _by_room(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMessageQueueByMachineRoom: equal runs for members of the room, the remainder one
-    each.
-    """
+    """AllocateMessageQueueByMachineRoom: equal runs within a room, the remainder one each."""
     assignment: Assignment = {}
     for room, there in _rooms(queues).items():
         near = [member for member in members if member.room == room]
@@ -287,9 +280,7 @@ class _Shares:
             heappush(self._heaps[broker], (self._loads[member_id], member_id))
 
     def least(self, broker: str) -> str | None:
-        """Return the member with the fewest queues of those that reach a broker; None where none
-        does.
-        """
+        """Return the member with the fewest queues that reaches a broker, if any does."""
         heap = self._heaps[broker]
         while heap and self._loads[heap[0][1]] != heap[0][0]:
             heappop(heap)

@@ -100,9 +100,7 @@ class PutStatus(StrEnum):
     OK = "OK"
     """As durably as was requested."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    """Stored and delivered, but no flush made the messages durable in time, so a power cut may lose
-    them.
-    """
+    """Stored and delivered, but no flush came in time: a power cut may lose the messages."""
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
     """As durably as the replicas that are left allow: fewer are in sync than are wanted."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"

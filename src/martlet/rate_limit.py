@@ -1,4 +1,4 @@
-"""Rate limits: a token bucket, and the parts that share one.
+"""Rate limits: a token bucket, and the queue channels that share one.
 
 The bucket gets `rate_per_s` tokens a second and holds `burst` at most; each message takes one. So
 after a pause up to `burst` messages go at once, and in any span of t seconds at most
@@ -12,9 +12,9 @@ Levels are whole numbers, so nothing is lost to rounding, however long it runs. 
 in. More tokens than there are may be taken: the level is below zero then, and the next ones come
 later.
 
-A part that finds the bucket empty is called again when there are some tokens: a hundredth of a
+One that finds the bucket empty is called again when there are some tokens: a hundredth of a
 second's, and half of a burst at most, so that a high rate causes no timer for each message. All
-parts that wait share one timer, and take turns.
+that wait share one timer, and take turns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TokenBucket:
         self._level -= count * _UNITS
 
     def due_ns(self) -> int:
-        """Return when there are so many tokens again that it is worth to look."""
+        """Return when there are enough tokens again to be worth a call."""
         rate_per_s = self._rate // 1000
         count = max(1, min(self._burst // 2, rate_per_s // _WAKES_PER_S))
         missing = max(0, count * _UNITS - self._level)
@@ -74,14 +74,14 @@ class TokenBucket:
 
 
 class Limited(Protocol):
-    """A part that hands out messages as far as the limit allows."""
+    """Hands out messages as far as the limit allows."""
 
     def pump(self) -> None:
         """Hand out what may be handed out."""
 
 
 class RateLimit:
-    """A rate limit that several parts share.
+    """A rate limit that several queue channels share.
 
     Args:
         bucket: holds the tokens.
@@ -100,10 +100,10 @@ class RateLimit:
         self._is_empty = False
         """Whether nothing may be handed out before `ring`."""
         self._waiting: dict[Limited, None] = {}
-        """The parts to call then, the longest waiting first."""
+        """Those to call then, the longest waiting first."""
 
     def room(self, limited: Limited) -> int:
-        """Return how many messages a part may hand out; if none, it is called again in time."""
+        """Return how many messages one may hand out; if none, it is called again in time."""
         if not self._is_empty:
             count = self._bucket.available(self._clock())
             if count:
@@ -118,7 +118,7 @@ class RateLimit:
         self._bucket.take(count, self._clock())
 
     def ring(self) -> None:
-        """Call the parts that wait, in turn."""
+        """Call those that wait, in turn."""
         self._is_empty = False
         waiting = self._waiting
         for limited in self._in_turn(list(waiting)):
@@ -126,7 +126,5 @@ class RateLimit:
             limited.pump()
 
     def _in_turn(self, waiting: list[Limited]) -> list[Limited]:
-        """Return the parts that wait in the order in which they may go: the first of the last time
-        is the last.
-        """
+        """Return those that wait in turn: the first of the last time is the last."""
         return [*waiting[1:], *waiting[:1]]

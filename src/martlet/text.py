@@ -128,9 +128,7 @@ def readable_size(count: float) -> str:
 
 
 def _times(number: re.Match[str], unit: int) -> tuple[int, int]:
-    """Multiply a decimal number by a unit. Returns the integer part and whether a fraction
-    remains.
-    """
+    """Multiply a decimal number by a unit. Returns the integer, and the rest of a fraction."""
     integer, decimals = number[1] or "0", number[2] or number[3] or ""
     return divmod(int(integer + decimals) * unit, int("1" + "0" * len(decimals)))
 
@@ -176,9 +174,7 @@ def _escape(character: str) -> str:
 
 
 def go_json(value: object) -> str:
-    """Return a value as JSON: compact, in UTF-8, and harmless in a page; half of a surrogate pair
-    becomes U+FFFD.
-    """
+    """Return compact JSON, harmless in a page; half of a surrogate pair becomes U+FFFD."""
     text = _encode(value)
     for letter, escaped in _ESCAPED.items():
         text = text.replace(letter, escaped)

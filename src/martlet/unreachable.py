@@ -29,9 +29,7 @@ CLIENT_LOG = logging.getLogger("martlet.client")
 FIRST_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 600.0
 MAX_REASONS = 4
-"""How many reasons are logged at once in one outage; failures for further reasons are only
-counted.
-"""
+"""Reasons that are logged at once in an outage; failures for further ones are counted."""
 
 
 def reason(error: OSError, server: str = BROKER) -> str:

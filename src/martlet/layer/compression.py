@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from martlet.layer.layer import BrokenLayer, Layer, Piece
-from martlet.protocol.compression.corrupt import Corrupt
+from martlet.protocol.compression import Corrupt
 
 
 class Codec(Protocol):

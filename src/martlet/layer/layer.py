@@ -37,9 +37,6 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         loop: the event loop of the transport and the protocol.
         space: the receive buffer; all layers of a loop may share it, since each copies its bytes
             before another can receive.
-
-    Attributes:
-        lower: the transport below.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, space: memoryview) -> None:

@@ -74,9 +74,7 @@ class TlsLayer(Layer):
         return str(names.get("commonName", ""))
 
     def begin(self, timeout_s: float, early: Piece = b"") -> None:
-        """Start the handshake. Bytes received before the layer was inserted are processed as
-        TLS.
-        """
+        """Start the handshake; bytes received before the layer was inserted are TLS, too."""
         self._timer = self._loop.call_later(timeout_s, self._time_out, timeout_s)
         if early:
             self._incoming.write(early)

@@ -47,21 +47,16 @@ _CRC_AT = 4
 
 
 class BatchSlot(NamedTuple):
-    """A batch laid out for a bundle; its header is not sealed yet.
-
-    Attributes:
-        record: all bytes of the batch record.
-        flags: the record flags without BUNDLED.
-        contents: the fields of its header.
-    """
+    """A batch laid out for a bundle; its header is not sealed yet."""
 
     record: memoryview
     flags: int
+    """The record's flags without BUNDLED."""
     contents: Contents
 
 
 def _head(entry: bytes, count: int) -> bytes:
-    """Pack the part of a bundle's payload that precedes its batches."""
+    """Pack what precedes the batches in a bundle's payload."""
     length = _HEAD.size + len(entry)
     return _HEAD.pack(len(entry), count) + entry + bytes(align8(length) - length)
 
@@ -90,16 +85,10 @@ def write_batches(
     epoch: int,
     write: Callable[[memoryview, int], None],
 ) -> list[int]:
-    """Seal and write the batches of a bundle, then put the checksum into its header.
+    """Seal and write the batches of a bundle, then put the checksum into its header: `top`, from
+    `begin_bundle`, which the caller writes after this call. Returns the position of each batch.
 
-    Args:
-        top: from `begin_bundle`; the caller writes it, after this call.
-        parts: the batches.
-        position: of the bundle.
-        epoch: of this run of the broker.
-        write: writes some bytes at a position.
-
-    Returns the position of each batch.
+    `write` writes bytes at a position.
     """
     at = position + len(top)
     checksum = crc32c(top[_CRC_AT + _CRC.size :])

@@ -167,9 +167,7 @@ class LogBatch:
         )
 
     def _digits(self, count: int) -> npt.NDArray[np.uint32] | None:
-        """Return the last digits of the next `count` ids, or None where the ids differ in earlier
-        digits.
-        """
+        """Return the last digits of the next `count` ids; None where earlier digits differ."""
         low = (self.first_id + self.count) & _LOW_MASK
         return _LOW_DIGITS[low : low + count] if low + count <= len(_LOW_DIGITS) else None
 

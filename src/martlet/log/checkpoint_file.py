@@ -36,14 +36,10 @@ class SmallFiles(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint file.
-
-    Attributes:
-        entries: the journal in its shortest form.
-        stored_at_ns: when it was written.
-    """
+    """The content of a checkpoint file."""
 
     entries: list[JournalEntry]
+    """The journal in its shortest form."""
     stored_at_ns: int = 0
 
 

@@ -20,16 +20,17 @@ from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
     Contents,
+    Lone,
     RecordFlag,
     RecordKind,
     align8,
     journal_record,
+    lone_length,
     read_record,
     seal,
     seal_again,
 )
 from martlet.log.segmented import SegmentedLog
-from martlet.log.single_record import Lone, lone_length
 from martlet.log.storage import FULL, Segment, Storage, StorageFull
 
 _BATCH = int(RecordKind.BATCH)
@@ -81,17 +82,13 @@ class CommitLog(SegmentedLog):
         self.on_refused: Callable[[str], None] = lambda reason: None
         """Called when a write is refused."""
         self.refuse_percent = 0
-        """Begin no segment for messages while disk usage is above this percentage; 0 for no
-        limit.
-        """
+        """Above this percentage of disk usage no segment begins for messages; 0 for no limit."""
         self.begun_count = 0
         """The number of segments begun; the retention code may count it down."""
         self.refused_count = 0
         """The number of refused appends."""
         self.condemned: list[Segment] | None = None
-        """With replicas: retired segments of which no record says so yet. None without replicas,
-        where a file goes at once.
-        """
+        """Retired segments whose RETIRED entry is not written yet; None without replicas."""
         self._kept: list[Segment] = []
         """With replicas: retired segments whose files stay until `remove`, by base position."""
         self.segment_bytes = segment_bytes
@@ -107,9 +104,7 @@ class CommitLog(SegmentedLog):
         self._lone = Lone()
         self._head_bytes = 0
         self._head_end = -1
-        """The position behind the head of the last segment; -1 where it has none, or an incomplete
-        one.
-        """
+        """Behind the head of the last segment; -1 where it has none, or an incomplete one."""
         self._heads_from = 0
         """The heads of segments before this position are not trusted."""
         self.checkpointed_position = durable_position
@@ -222,7 +217,7 @@ class CommitLog(SegmentedLog):
         """Write batches of these lengths, all or none, with the journal entry that they depend on.
         Returns their positions.
 
-        `parts` yields them one after the other, so that only one is in memory; where it raises an
+        `slots` yields them one after the other, so that only one is in memory; where it raises an
         error, the log stays unchanged. Raises WritesRefused.
         """
         length = bundle_length(entry, lengths)
@@ -262,9 +257,7 @@ class CommitLog(SegmentedLog):
         return position
 
     def distrust_heads(self) -> None:
-        """Trust no existing head, since it may be damaged, and begin a segment with a new head if
-        there is space.
-        """
+        """Trust no head so far, as it may be damaged; begin a segment if there is space."""
         self._heads_from = self.position
         self._head_end = -1
         with suppress(WritesRefused):
@@ -453,9 +446,7 @@ class CommitLog(SegmentedLog):
             raise self._fail(error, position + len(record)) from error
 
     def _fail(self, error: OSError, end: int) -> WritesRefused:
-        """Take no more writes after a failed one up to a position; but if only space was missing,
-        try the next one.
-        """
+        """Take no more writes after one failed; if only space was missing, try the next one."""
         if error.errno in FULL:
             if self._doubtful_end is None:
                 self._kept_end = self._end

@@ -277,7 +277,7 @@ class CopiedLog(SegmentedLog):
                 zeros = bytes(min(_PIECE_BYTES, self.received_position - at))
                 self._put(self.segments[-1], zeros, at)
             # Flushed: a power cut could bring back the end of the segment, or a record of which
-            # only zeros were missing, in place of what is written next, and keep what follows that.
+            # only zeros were missing, over what is written next, and keep what follows that.
             try:
                 self.segments[-1].flush()
             except OSError as error:
@@ -333,7 +333,7 @@ class CopiedLog(SegmentedLog):
         try:
             segment.write(data, position - segment.base)
         except OSError as error:
-            # A part may be there, behind what is received.
+            # Some of it may be there, behind what is received.
             self.received_position = max(self.received_position, position + len(data))
             if error.errno in FULL:
                 raise CopyRefused(
@@ -392,7 +392,7 @@ def _end_of(segment: Segment) -> int:
 
 
 def _within(ranges: Iterable[tuple[int, int]], segments: list[Segment]) -> list[tuple[int, int]]:
-    """Return the parts of ranges that lie in segments."""
+    """Return ranges as far as they lie in segments."""
     return [
         (max(start, segment.base), min(end, _end_of(segment)))
         for start, end in ranges

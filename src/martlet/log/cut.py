@@ -41,19 +41,14 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class CutTail:
-    """What a cut took off.
-
-    Attributes:
-        start, end: its positions.
-        written_bytes: how much of it was written: not the empty rests of segments.
-        kept: the files that keep it.
-        kept_bytes: how much of it they keep.
-    """
+    """What a cut took off, from one position up to another."""
 
     start: int
     end: int
     written_bytes: int
+    """Without the empty rests of segments."""
     kept: list[str]
+    """The files that keep it, or some of it."""
     kept_bytes: int
 
 
@@ -112,11 +107,11 @@ def _note(storage: SmallFiles) -> tuple[int, int] | None:
 
 
 _Span = tuple[Segment, int, int]
-"""A part of a segment: from a position up to another one."""
+"""A segment, from a position up to another one."""
 
 
 def _written(segments: list[Segment], start: int, end: int) -> list[_Span]:
-    """Return the parts of the log between two positions in which something is."""
+    """Return what was written between two positions of the log."""
     spans = [
         (segment, max(start, segment.base), min(end, segment.base + segment.capacity))
         for segment in segments
@@ -151,7 +146,7 @@ def _written_end(segment: Segment, begin: int, stop: int) -> int:
 
 
 def _keep(storage: Storage, written: list[_Span], epoch: int) -> tuple[list[str], int]:
-    """Copy parts of the log to files. Returns their names, and how much was kept."""
+    """Copy spans of the log to files. Returns their names, and how much was kept."""
     kept: list[str] = []
     kept_bytes = 0
     for segment, begin, written_end in written[:MAX_KEPT_FILES]:

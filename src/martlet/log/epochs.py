@@ -65,7 +65,7 @@ class Epochs:
                 continue  # What there is of the last epoch was found; later ones were cut off.
             others = [mine for mine in scanned if mine.epoch != other.epoch]
             if any(mine.start < other.end and other.start < mine.end for mine in others):
-                continue  # It was cut off, and the records of another one are in its place.
+                continue  # It was cut off, and another one has its positions.
             mine = by_epoch.setdefault(other.epoch, EpochRange(other.epoch, other.start, other.end))
             mine.start, mine.end = min(mine.start, other.start), max(mine.end, other.end)
         self.ranges = [by_epoch[epoch] for epoch in sorted(by_epoch)][-MAX_EPOCHS:]

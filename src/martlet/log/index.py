@@ -44,9 +44,7 @@ _ROW = struct.Struct("<QQIIqq")
 assert ENTRY.itemsize == _ROW.size == 40
 
 MAX_ROWS_IN_MEMORY = 4096
-"""This many rows are buffered in memory, at 40 bytes each in the file, before they are written to
-it.
-"""
+"""Rows that are buffered in memory, of 40 bytes each, before they are written to the file."""
 _ROWS_AT_ONCE = 1 << 16
 """Rows searched by one numpy call: 2.6 MB, which fits into a cache."""
 _KEPT_ROWS = 256
@@ -242,9 +240,7 @@ class Index:
         return np.concatenate(pieces)
 
     def times(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the first offsets of the rows from `start` up to `end` and the times when they
-        were stored.
-        """
+        """Return first offsets and times of storage of the rows from `start` up to `end`."""
         if start >= self._tail_row:
             tail = self._tail[start - self._tail_row : end - self._tail_row]
             firsts, stored = [row[0] for row in tail], [row[4] for row in tail]
@@ -292,7 +288,7 @@ class Index:
     def deferred(self, first: int, end: int, but: int = 0) -> Iterator[tuple[int, int]]:
         """Yield the offsets of deferred messages from `first` up to `end`, as (first, end) ranges.
 
-        Batches with the mark `but` in place of a time are left out.
+        Batches whose time is the mark `but` are left out.
         """
         for begins, ends in self._timed(first, end, lambda times: (times != 0) & (times != but)):
             yield from zip(begins.tolist(), ends.tolist(), strict=True)
@@ -303,7 +299,7 @@ class Index:
         return sum(int((ends - begins).sum()) for begins, ends in ranges)
 
     def count_marked(self, first: int, end: int, mark: int) -> int:
-        """Count the messages from offset `first` up to `end` with this mark in place of a time."""
+        """Count the messages from offset `first` up to `end` whose time is this mark."""
         ranges = self._timed(first, end, lambda times: times == mark)
         return sum(int((ends - begins).sum()) for begins, ends in ranges)
 
@@ -335,9 +331,7 @@ class Index:
         return self._newest_ns
 
     def find_time(self, stored_at_ns: int) -> int:
-        """Return the number of the first row stored at or after a time: all rows before it are
-        older.
-        """
+        """Return the first row stored at or after a time: all rows before it are older."""
         if stored_at_ns > self.newest_ns:
             return self.end_row
         if self.first_row < self._sorted_row:

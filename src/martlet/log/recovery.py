@@ -60,23 +60,18 @@ class LogDamage:
 
 @dataclass
 class RecoveryReport:
-    """The outcome of a scan.
-
-    Attributes:
-        records: the number of good records, SEGMENT_END excluded.
-        end_position: behind the last of them; the next append goes there.
-        last_epoch: the highest epoch of a good record.
-        epochs: where the records of each epoch lie.
-        damaged: invalid ranges with good records behind them.
-        cut: the torn tail, if any.
-    """
+    """The outcome of a scan."""
 
     records: int = 0
+    """The number of good records, SEGMENT_END excluded."""
     end_position: int = 0
+    """Behind the last of them; the next append goes there."""
     last_epoch: int = 0
     epochs: Epochs = field(default_factory=Epochs)
     damaged: list[LogDamage] = field(default_factory=list)
+    """Invalid ranges with good records behind them."""
     cut: LogDamage | None = None
+    """The torn tail, if any."""
 
 
 def scan(
@@ -157,25 +152,20 @@ def check_order(header: Header, last_epoch: int) -> None:
         )
 
 
-def _begun(segment: Segment, at: int) -> bool:
-    try:
-        read_header(segment.view, at, segment.base + at)
-    except BadRecord:
-        return False
-    return True
-
-
 def _is_torn(segments: list[Segment], position: int) -> bool:
+    """Whether a record was begun at a position."""
     for segment in segments:
         if segment.base <= position < segment.base + segment.capacity:
-            return _begun(segment, position - segment.base)
+            try:
+                read_header(segment.view, position - segment.base, position)
+            except BadRecord:
+                return False
+            return True
     return False
 
 
 def next_good(segment: Segment, at: int, last_epoch: int = 0) -> int | None:
-    """Return the offset of the next good record of this segment at or behind byte `at`; it follows
-    records of an epoch.
-    """
+    """Return the byte of the next good record at or behind `at`, behind records of an epoch."""
     words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
     first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]
     end = len(words) - HEADER_BYTES // 8 + 1

@@ -156,18 +156,15 @@ def bytes_by_base(locator: SegmentLocator, rows: Rows) -> dict[int, int]:
 class Need:
     """The batches that a queue needs: those that reach beyond an offset, and those that hold some
     offsets below it.
-
-    Attributes:
-        index: the queue's index.
-        tally: counts the bytes of the former.
-        below: the offsets held by the latter, rising.
-        other: another counter of the index, updated when a batch moves.
     """
 
     index: Index
     counter: NeedCounter
+    """Counts the bytes of the former."""
     below: npt.NDArray[np.uint64]
+    """The offsets that the latter hold, rising."""
     other: NeedCounter | None = None
+    """Another counter of the index, updated when a batch moves."""
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
         """As `NeedCounter.moved`."""

@@ -30,9 +30,7 @@ from martlet.log.storage import FULL, Segment, Storage
 
 @dataclass(frozen=True)
 class FlushJob:
-    """A flush that makes everything below `position` durable. `run` may block and may raise
-    OSError.
-    """
+    """A flush that makes all below `position` durable. `run` may block and raise OSError."""
 
     position: int
     segments: tuple[Segment, ...]
@@ -124,9 +122,7 @@ class SegmentedLog:
         return segment if position < segment.base + segment.capacity else None
 
     def view(self, position: int, length: int) -> memoryview | None:
-        """Return the bytes of a record, read-only and without a copy; None where they were
-        retired.
-        """
+        """Return the bytes of a record, read-only, not copied; None where they were retired."""
         segment = self.find(position)
         if segment is None:
             return None
@@ -142,9 +138,7 @@ class SegmentedLog:
         return self.find(segment.base) is segment
 
     def following(self, position: int) -> Segment | None:
-        """Return the first segment, of those whose files are there, that begins at a position or
-        behind it.
-        """
+        """Return the first segment with a file that begins at a position or behind it."""
         number = bisect_left(self._bases, position)
         return self.segments[number] if number < len(self.segments) else None
 

@@ -34,9 +34,7 @@ from martlet.text import readable_size
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a lack of space, which may pass."""
 BESIDE_BYTES = 1 << 20
-"""While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
-is smaller than this.
-"""
+"""The last spare is kept for checkpoints, which are smaller, while fewer bytes are free."""
 
 
 INDEX_SUFFIX = ".keys"
@@ -58,15 +56,12 @@ class FolderInUse(OSError):
 
 
 class DiskUsage(NamedTuple):
-    """The usage of a disk.
-
-    Attributes:
-        used: the used bytes, without spare segments, which are reused.
-        all: the size in bytes; 0 where that is unknown.
-    """
+    """The usage of a disk, in bytes."""
 
     used: int
+    """Without spare segments, which are reused."""
     all: int
+    """The size of the disk; 0 where that is unknown."""
 
     @property
     def percent(self) -> float:
@@ -113,9 +108,7 @@ class Storage(Protocol):
         """Remove a segment: keep it as a spare, or free its bytes."""
 
     def discard(self, segment: Segment) -> None:
-        """Remove a segment durably, and keep no spare of it: in the place of an equal one, its
-        records would be good again.
-        """
+        """Remove a segment durably, without a spare, in which its records would be good again."""
 
     def allow_spares(self, more: int) -> None:
         """Keep up to `more` spares above the usual count, and delete the others."""
@@ -145,9 +138,7 @@ class Storage(Protocol):
         """Make a file written by `write_at` durable."""
 
     def map(self, name: str) -> memoryview | None:
-        """Return a file's content as it is now, mapped where possible; None if it does not
-        exist.
-        """
+        """Return a file's content as it is now, mapped if possible; None if there is none."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -186,17 +177,13 @@ class DiskSegment:
             written = os.pwrite(self._fd, data, at)
 
     def flush(self) -> None:
-        """Call fdatasync, unless the file was closed: its descriptor may be another file's by
-        now.
-        """
+        """Call fdatasync, unless the file was closed: its descriptor may be another file's."""
         with self._closing:
             if not self._closed:
                 os.fdatasync(self._fd)
 
     def close(self) -> bool:
-        """Unmap and close. Returns False, and keeps the mapping, where a view of the bytes is still
-        in use.
-        """
+        """Unmap and close. Returns False, and keeps the mapping, while a view is in use."""
         with self._closing:
             self._closed = True
             os.close(self._fd)
@@ -209,16 +196,12 @@ class DiskSegment:
 
 
 class DiskStorage:
-    """A data folder.
+    """A data folder, created if it does not exist. Raises FolderInUse: another broker runs on it.
 
     Args:
-        folder: created if it does not exist.
         keep_free_bytes: minimum of free disk space after a segment is created.
         max_bytes: maximum size of the folder's files after a segment is created; 0 for no limit.
         spares: the number of segments to keep for reuse; others are deleted.
-
-    Raises:
-        FolderInUse: another broker runs on it.
     """
 
     def __init__(
@@ -231,9 +214,7 @@ class DiskStorage:
         self._lock = self._take_lock(folder / "martlet.lock")
         self._opened: set[DiskSegment] = set()
         self.on_sealed: Callable[[Path, bool], None] = lambda path, has_properties: None
-        """Called with the path of a segment that is full, and whether messages in it may have
-        properties.
-        """
+        """Called with the path of a full segment, and whether its messages may have properties."""
         self._keep_free_bytes = keep_free_bytes
         self._max_bytes = max_bytes
         self._usual_spares = self._max_spares = spares
@@ -320,9 +301,7 @@ class DiskStorage:
                 self._spares.append(path)
 
     def _keep_last_spare(self) -> None:
-        """Raise StorageFull where a checkpoint may need the space of the last spare: a checkpoint
-        replaces the journal before it, and so frees segments.
-        """
+        """Raise StorageFull where the next checkpoint, which frees segments, may need the space."""
         free = self._free_bytes()
         if free < BESIDE_BYTES:
             raise StorageFull(
@@ -332,7 +311,6 @@ class DiskStorage:
             )
 
     def _free_bytes(self) -> int:
-        """Return the free bytes of the disk."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
 
@@ -442,10 +420,8 @@ class DiskStorage:
         return DiskUsage(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)
 
     def _with_freed_space(self, write: Callable[[], None]) -> None:
-        """Write a file beside the log; on a full disk, delete spares until it fits.
-
-        That frees more than a spare in the end: segments can be retired only after a checkpoint,
-        and a checkpoint is such a file.
+        """Write a file beside the log; on a full disk, delete spares until it fits: a checkpoint is
+        such a file, and frees segments.
         """
         while True:
             try:

@@ -69,12 +69,12 @@ _JOURNAL_KINDS = _HEAD_KINDS | {
 }
 _ATTEMPTS = 3
 _NOTHING = Needed(1 << 63, ())
-_MAX_TOLD = 100
-"""Beyond this number damaged places are only counted."""
+_MAX_DAMAGE_TEXTS = 100
+"""Further damage is only counted."""
 
 
 @dataclass
-class QueueFound:
+class QueueContent:
     """The content of a queue in the log."""
 
     start_offset: int
@@ -99,15 +99,15 @@ class Verification:
     end_position: int = 0
     last_epoch: int = 0
     index_rows: int = 0
-    queues: dict[tuple[int, int], QueueFound] = field(default_factory=dict)
+    queues: dict[tuple[int, int], QueueContent] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     damage_count: int = 0
 
     def add_damage(self, text: str) -> None:
-        """Count a damaged place, and keep its text unless there are too many."""
+        """Count damage, and keep its text unless there is too much."""
         self.damage_count += 1
-        if self.damage_count <= _MAX_TOLD:
+        if self.damage_count <= _MAX_DAMAGE_TEXTS:
             self.damage.append(text)
 
 
@@ -233,7 +233,7 @@ def _record(
         return
     end_offset = header.first_offset + header.count
     queue = result.queues.setdefault(
-        (header.topic, header.queue), QueueFound(header.first_offset, end_offset)
+        (header.topic, header.queue), QueueContent(header.first_offset, end_offset)
     )
     queue.start_offset = min(queue.start_offset, header.first_offset)
     queue.end_offset = max(queue.end_offset, end_offset)

@@ -57,9 +57,7 @@ def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
 
 
 def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
-    """Pack the block of a batch from the number, rising, and entry of each message that has
-    properties.
-    """
+    """Pack the block of a batch: rising numbers of messages, and the entry of each."""
     count = len(entries)
     if not count:
         return b""
@@ -118,9 +116,7 @@ def entry_of(data: Bytes, number: int) -> bytes:
 
 
 def entries_between(data: Bytes, begin: int, end: int) -> list[bytes]:
-    """Return the entry of each message of a block from number `begin` up to `end`; empty for one
-    that has none.
-    """
+    """Return the entries of a block's messages from `begin` up to `end`; empty for none."""
     if end - begin == 1:
         return [entry_of(data, begin)]
     block = Block(data)
@@ -141,23 +137,16 @@ _NO_NUMBERS: Numbers = np.empty(0, np.uint32)
 
 
 class Block:
-    """The properties of a batch, read in place.
-
-    Attributes:
-        numbers: of the messages that have any: ``uint32[n]``, rising.
-        tags: the hash of each one's tag: ``uint32[n]``.
-
-    Args:
-        data: the block, or empty.
-
-    Raises BadProperties.
+    """The properties of a batch, read in place: the numbers of the messages that have any, rising,
+    the hash of each one's tag, and the end of its entry from the first one's start, ``uint32[n]``
+    all. Raises BadProperties.
     """
 
-    __slots__ = ("_data", "_ends", "_entries_at", "numbers", "tags")
+    __slots__ = ("_entries_at", "data", "ends", "numbers", "tags")
 
     def __init__(self, data: Bytes) -> None:
-        self._data = memoryview(data)
-        self.numbers = self.tags = self._ends = _NO_NUMBERS
+        self.data = memoryview(data)
+        self.numbers = self.tags = self.ends = _NO_NUMBERS
         self._entries_at = 0
         if not len(data):
             return
@@ -168,7 +157,7 @@ class Block:
             raise BadProperties("a truncated block of properties")
         columns = np.frombuffer(data, "<u4", 3 * count, at)
         self.numbers = columns[:count]
-        self._ends = columns[count : 2 * count]
+        self.ends = columns[count : 2 * count]
         self.tags = columns[2 * count :]
         if self._entries_at + columns.item(2 * count - 1) != len(data):
             raise BadProperties("a block of properties whose entries do not fill it")
@@ -177,29 +166,19 @@ class Block:
         return len(self.numbers)
 
     @property
-    def ends(self) -> Numbers:
-        """The end of each entry, from the first one's start."""
-        return self._ends
-
-    @property
     def entries(self) -> memoryview:
         """All entries, back to back."""
-        return self._data[self._entries_at :]
-
-    @property
-    def data(self) -> memoryview:
-        """The entire block."""
-        return self._data
+        return self.data[self._entries_at :]
 
     @property
     def entries_length(self) -> int:
         """The size of all entries."""
-        return len(self._data) - self._entries_at
+        return len(self.data) - self._entries_at
 
     def entry(self, at: int) -> memoryview:
         """Return the entry at an index of `numbers`."""
-        start = self._ends.item(at - 1) if at else 0
-        return self._data[self._entries_at + start : self._entries_at + self._ends.item(at)]
+        start = self.ends.item(at - 1) if at else 0
+        return self.data[self._entries_at + start : self._entries_at + self.ends.item(at)]
 
     def of(self, number: int) -> bytes:
         """Return the entry of the message of that number in the batch; empty where it has none."""
@@ -218,14 +197,14 @@ class Block:
         first, stop = np.searchsorted(self.numbers, (begin, end)).tolist()
         if first == stop:
             return b""
-        start = int(self._ends[first - 1]) if first else 0
+        start = int(self.ends[first - 1]) if first else 0
         at = self._entries_at
         return b"".join(
             (
                 _COUNT.pack(stop - first),
                 (self.numbers[first:stop] - np.uint32(begin)).tobytes(),
-                (self._ends[first:stop] - np.uint32(start)).tobytes(),
+                (self.ends[first:stop] - np.uint32(start)).tobytes(),
                 self.tags[first:stop].tobytes(),
-                self._data[at + start : at + int(self._ends[stop - 1])],
+                self.data[at + start : at + int(self.ends[stop - 1])],
             )
         )

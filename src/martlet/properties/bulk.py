@@ -169,9 +169,7 @@ def read_at_once(data: bytes, count: int) -> Packed | None:
 def _checked(
     raw: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s
 ) -> npt.NDArray[np.uint32] | None:
-    """Return the hash of each entry's tag if all entries are valid; None where that is not
-    known.
-    """
+    """Return the hash of each entry's tag if all are valid; None where that is not known."""
     is_text = np.ones(len(raw), bool)
     key_counts = np.zeros(len(starts), np.int64)
     tags_at, tag_sizes = np.zeros_like(starts), np.zeros_like(starts)
@@ -214,9 +212,7 @@ def _checked(
 def _hashes(
     raw: npt.NDArray[np.uint8], tags_at: Int64s, sizes: Int64s
 ) -> npt.NDArray[np.uint32] | None:
-    """Hash tags in ASCII, as `martlet.properties.model.tag_hash`; None where one is no valid
-    tag.
-    """
+    """Hash ASCII tags, as `martlet.properties.model.tag_hash`; None where one is invalid."""
     hashes = np.zeros(len(sizes), np.uint32)
     tagged = np.flatnonzero(sizes)
     if not len(tagged):

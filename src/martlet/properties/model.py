@@ -67,17 +67,14 @@ _OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY, Fi
 
 
 class Sent(NamedTuple):
-    """The send and the producer that a message came from.
-
-    Attributes:
-        producer: 16 random bytes chosen by the producer.
-        sequence: the number of the send, from 1.
-        count: the number of messages in the send; this is the first.
-    """
+    """The send and the producer that a message came from."""
 
     producer: bytes
+    """16 random bytes that the producer chose."""
     sequence: int
+    """The number of the send, from 1."""
     count: int = 1  # type: ignore[assignment]  # a tuple has a method of that name
+    """Of messages in the send, of which this is the first."""
 
     def pack(self) -> bytes:
         """Pack as 28 bytes: the producer, the sequence u64, the count u32."""

@@ -68,9 +68,7 @@ class LookupDecoder:
         self._buffer = bytearray()
         self._greeted = False
         self.identified = False
-        """Whether the broker has identified itself; the caller sets it once IDENTIFY is
-        accepted.
-        """
+        """Whether the broker has identified itself; the caller sets it after IDENTIFY."""
 
     def feed(self, data: bytes) -> None:
         """Append received bytes."""

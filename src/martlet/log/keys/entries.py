@@ -4,7 +4,7 @@ Of each message that has any, the entries are its keys, its order key and the br
 hold the ids that it had before it was moved::
 
     hash u32     of the key's bytes
-    place u32    of the batch: its position from the segment's base, in words of 8 bytes
+    word u32     of the batch: its position from the segment's base, in words of 8 bytes
     number u32   of the message in the batch
 
 A piece of the file is searched for records by their magic and position, which gives all headers at
@@ -38,7 +38,7 @@ from martlet.log.record import (
 )
 from martlet.properties.model import Field
 
-ENTRY = np.dtype([("hash", "<u4"), ("place", "<u4"), ("number", "<u4")])
+ENTRY = np.dtype([("hash", "<u4"), ("word", "<u4"), ("number", "<u4")])
 """A key of a message."""
 Entries = npt.NDArray[np.void]
 Headers = npt.NDArray[np.void]
@@ -49,7 +49,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of a segment that are read at once, unless a record is longer."""
 _WORD_BYTES = 8
 _PADDING = bytes(HEADER_BYTES)
-"""Behind a piece, so that a header or a word can be read from each of its places."""
+"""Behind a piece, so that a header or a word can be read from each of its bytes."""
 _BLOCK_HEAD_BYTES, _BLOCK_ROW_BYTES = 4, 12
 _FIELD_BYTES = 4
 _KINDS = np.zeros(256, bool)
@@ -106,26 +106,19 @@ class SegmentFile:
 
 @dataclass
 class SegmentScan:
-    """A read of the keys of a segment, from its base up to a position.
-
-    Attributes:
-        file: the segment.
-        stop: the position up to which it is read.
-        bits: of a hash; fewer than 32 force collisions.
-        key: leave out pieces in which these bytes do not occur.
-        last: the header of the last record, but for a SEGMENT_END; None before the first.
-        is_damaged: whether some of it is no good record.
-        first_ns, last_ns: when messages with keys were stored, at the earliest and the latest, in
-            nanoseconds since 1970.
-    """
+    """A read of the keys of a segment, from its base up to the position `stop`."""
 
     file: SegmentFile
     stop: int
     bits: int = 32
+    """Of a hash; fewer than 32 force collisions."""
     key: bytes = b""
+    """Pieces in which these bytes do not occur are left out."""
     last: npt.NDArray[np.void] | None = None
+    """The header of the last record, but for a SEGMENT_END; None before the first."""
     is_damaged: bool = False
     first_ns: int = sys.maxsize
+    """When a message with a key was stored, at the earliest."""
     last_ns: int = 0
 
     def forget_times(self) -> None:
@@ -207,9 +200,7 @@ class _Piece:
         return starts
 
     def chain(self) -> Headers:
-        """Return the headers of the records that follow one another from the first byte on, and
-        are complete.
-        """
+        """Return the headers of the complete records that follow each other from the first byte."""
         starts = self._starts()
         ends = starts + self._found["length"]
         is_top = np.ones(len(starts), bool)
@@ -269,12 +260,12 @@ class _Piece:
         entries = np.empty(len(rows), ENTRY)
         entries["hash"] = self._hashes(keys_at, sizes, bits)
         words = (batches["position"] - np.uint64(base)) >> np.uint64(3)
-        entries["place"] = words[of[rows]]
+        entries["word"] = words[of[rows]]
         entries["number"] = numbers[rows]
         return entries
 
     def _keys(self, at: Int64s, stops: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the row, the place and the size of each key, by row."""
+        """Return the row, the position and the size of each key, by row."""
         fields: npt.NDArray[np.uint32] = np.ndarray(
             (len(self._data) - 3,), "<u4", self._data, strides=(1,)
         )

@@ -255,7 +255,7 @@ def _write_chunk(
     write: Callable[[bytes], object], entries: Entries, first_ns: int, last_ns: int
 ) -> None:
     # The sort is stable: the numbers of a batch rise already.
-    order = np.argsort(entries["hash"].astype(np.uint64) << 32 | entries["place"], kind="stable")
+    order = np.argsort(entries["hash"].astype(np.uint64) << 32 | entries["word"], kind="stable")
     data = memoryview(entries[order].tobytes())
     size_bytes = BLOCK_ENTRIES * ENTRY.itemsize
     blocks = [data[at : at + size_bytes] for at in range(0, len(data), size_bytes)]

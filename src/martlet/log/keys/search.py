@@ -43,38 +43,35 @@ from martlet.properties.model import BadProperties, Properties
 NO_END = sys.maxsize
 """Behind all positions and times."""
 _WORD_BITS = 3
-"""Of the bytes of a place's unit."""
+"""Of the unit of 8 bytes in which an entry counts positions."""
 
 
-class MessagePosition(NamedTuple):
-    """The place of a message in the log: the position of its batch, and its number in it."""
+class LogPosition(NamedTuple):
+    """Where the log has a message: the position of its batch, and its number in it."""
 
     position: int
     number: int
 
 
-END_OF_LOG = MessagePosition(NO_END, 0)
+END_OF_LOG = LogPosition(NO_END, 0)
 
 
 class KeyMatch(NamedTuple):
-    """A message with a key.
-
-    Attributes:
-        header: of its batch.
-        number: its number in the batch.
-        frame: it, as a consumer gets it.
-        entry: its packed properties.
-    """
+    """A message with a key."""
 
     header: Header
+    """Of its batch."""
     number: int
+    """In the batch."""
     frame: bytes
+    """As a consumer gets it."""
     entry: bytes
+    """Its packed properties."""
 
     @property
-    def at(self) -> MessagePosition:
-        """Where it is."""
-        return MessagePosition(self.header.position, self.number)
+    def at(self) -> LogPosition:
+        """Its position."""
+        return LogPosition(self.header.position, self.number)
 
     @property
     def offset(self) -> int:
@@ -89,20 +86,17 @@ class KeyMatch(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """The messages to search for.
-
-    Attributes:
-        key: one of their keys, or their order key.
-        topics: the numbers of their topics; None for all.
-        since_ns, until_ns: when they were stored, the second exclusive; in nanoseconds since 1970.
-        has_notes: the key may be a note of the broker, too, such as an id that a message had.
-    """
+    """The messages to search for."""
 
     key: str
+    """One of their keys, or their order key."""
     topics: Collection[int] | None = None
+    """The numbers of their topics; None for all."""
     since_ns: int = 0
+    """When they were stored, in nanoseconds since 1970."""
     until_ns: int = NO_END
     has_notes: bool = False
+    """Whether the key may be a note of the broker, too, such as an id that a message had."""
 
     def includes(self, header: Header) -> bool:
         """Whether a batch may have such messages."""
@@ -142,18 +136,18 @@ class KeySearch:
         self._bits = bits
         self._hash = key_hash(query.key.encode(), bits)
         self._last: tuple[Header, memoryview, Block] | None = None
-        self.reached: MessagePosition | None = END_OF_LOG
-        """Everything from this place on was searched; None once all was."""
+        self.reached: LogPosition | None = END_OF_LOG
+        """Everything from here on was searched; None once all was."""
         self.not_indexed: list[Path] = []
         """The full segments that were read, since they have no index that fits."""
 
-    def find(self, before: MessagePosition = END_OF_LOG) -> Generator[KeyMatch]:
-        """Yield the messages before a place, newest first, until `is_over`. Raises OSError."""
+    def find(self, before: LogPosition = END_OF_LOG) -> Generator[KeyMatch]:
+        """Yield the messages before a position, newest first, until `is_over`. Raises OSError."""
         self.reached = reached = before
         paths = sorted(path for path in self._log.glob("*.log") if int(path.stem) < self._end)
         newest = paths[-1:]
         searched = False
-        while paths and MessagePosition(int(paths[-1].stem), 0) >= before:
+        while paths and LogPosition(int(paths[-1].stem), 0) >= before:
             paths.pop()
         while paths:
             if searched and self._is_over():
@@ -167,7 +161,7 @@ class KeySearch:
             with segment:
                 for entries in self._entries(segment, path in newest):
                     for _, words, number in entries[::-1].tolist():
-                        at = MessagePosition(segment.base + (words << _WORD_BITS), number)
+                        at = LogPosition(segment.base + (words << _WORD_BITS), number)
                         if at >= reached:
                             continue
                         self.reached = reached = at
@@ -176,7 +170,7 @@ class KeySearch:
                             yield match
                         if self._is_over():
                             return
-                self.reached = reached = MessagePosition(segment.base, 0)
+                self.reached = reached = LogPosition(segment.base, 0)
                 begun_ns = self._begun_at_ns(segment)
             if begun_ns <= self._query.since_ns and self._all_begun_by(begun_ns, paths):
                 break
@@ -198,9 +192,7 @@ class KeySearch:
         yield from reversed(pieces)
 
     def _all_begun_by(self, time_ns: int, paths: Collection[Path]) -> bool:
-        """Whether no segment began after a time: earlier versions went by a clock that was set
-        back.
-        """
+        """Whether no segment began after a time: once the clock could be set back."""
         for path in paths:
             with suppress(FileNotFoundError), SegmentFile(path) as segment:
                 if time_ns < self._begun_at_ns(segment) < NO_END:
@@ -213,8 +205,8 @@ class KeySearch:
         except BadRecord:
             return NO_END
 
-    def _verified(self, segment: SegmentFile, at: MessagePosition) -> KeyMatch | None:
-        """Return the message at a place if it is one with the key."""
+    def _verified(self, segment: SegmentFile, at: LogPosition) -> KeyMatch | None:
+        """Return the message at a position if it is one with the key."""
         try:
             header, record, block = self._batch(segment, at.position)
             if header.next_position > self._end or not self._query.includes(header):

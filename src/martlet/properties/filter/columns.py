@@ -33,7 +33,7 @@ _HEAD_BYTES = 4
 _MAX_ROUNDS = 32
 """Fields of a message that are walked side by side with the others'; further ones by themselves."""
 _MAX_EXACT_DIGITS = 15
-"""A whole number of so many digits is a float without rounding."""
+"""A whole number of this many digits is a float without rounding."""
 _PADDING = bytes(MAX_NUMBER_BYTES)
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
@@ -42,15 +42,11 @@ _IN_NUMBERS[list(b"0123456789+-.eE")] = True
 
 
 class Property(NamedTuple):
-    """A property that a filter tests.
-
-    Attributes:
-        kind: the kind of its field.
-        name: of a header, in UTF-8; empty for others.
-    """
+    """A property that a filter tests, by the kind of its field."""
 
     kind: Field
     name: bytes = b""
+    """Of a header, in UTF-8; empty for others."""
 
 
 TAG = Property(Field.TAG)
@@ -70,9 +66,6 @@ class PropertyColumn:
         raw: the bytes that the values are in, and `MAX_NUMBER_BYTES` more.
         starts: where each message's value begins.
         lengths: its length; -1 where a message has no such property.
-
-    Attributes:
-        present: which messages have the property.
     """
 
     __slots__ = ("_lengths", "_numbers", "_raw", "_starts", "present")
@@ -83,6 +76,7 @@ class PropertyColumn:
         self._lengths = lengths
         self._numbers: tuple[Float64s, Bools] | None = None
         self.present: Bools = lengths >= 0
+        """Which messages have the property."""
 
     def is_one_of(self, texts: Collection[bytes]) -> Bools:
         """Return which values are one of some texts."""
@@ -158,7 +152,7 @@ class PropertyColumn:
         valid[rows] = good
         try:
             numbers[rows[good]] = texts[good].astype(np.float64)
-        except ValueError:  # One of them, such as 1-2, is none: look at each.
+        except ValueError:  # One of them, such as 1-2, is none: read one by one.
             for row, text in zip(rows[good].tolist(), texts[good].tolist(), strict=True):
                 number = number_of(text)
                 valid[row] = number is not None
@@ -172,37 +166,30 @@ class PropertyColumn:
 
 
 def _strings(raw: npt.NDArray[np.uint8], positions: Int64s, length: int) -> npt.NDArray[np.bytes_]:
-    """Gather the bytes of some length from each of the places."""
+    """Gather the bytes of some length from each position."""
     at_each = np.ndarray((len(raw) - length + 1,), f"S{length}", raw.data, 0, (1,))
     texts: npt.NDArray[np.bytes_] = at_each[positions]
     return texts
 
 
 class _Fields(NamedTuple):
-    """The fields of all entries, those of one entry in their order.
-
-    Attributes:
-        rows: the entry of each.
-        ids: its kind, and the length of its name << 8.
-        names: where its name begins.
-        lengths: of its value.
-    """
+    """The fields of all entries, those of one entry in their order."""
 
     rows: Int64s
+    """The entry of each."""
     ids: npt.NDArray[Any]
+    """Its kind, and the length of its name << 8."""
     names: Int64s
+    """Where its name begins."""
     lengths: Int64s
+    """Of its value."""
 
 
 class PropertyColumns:
     """The columns of some messages of a block, each made when it is first asked for.
 
-    Args:
-        block: the block.
-        places: the messages, as indexes of its `numbers`, rising; at least one.
-
-    Raises:
-        BadProperties: an entry is cut in the middle of a field.
+    The messages are at least one, by rising indexes of the block's numbers. Raises BadProperties:
+    an entry is cut in the middle of a field.
     """
 
     def __init__(self, block: Block, numbers: Int64s) -> None:
@@ -245,7 +232,7 @@ class PropertyColumns:
         return PropertyColumn(self._raw, starts, lengths)
 
     def _walk(self) -> _Fields:
-        # The head of a field, read at any place: kind u8, name length u8, value length u16.
+        # The head of a field, read at any byte: kind u8, name length u8, value length u16.
         at_each = len(self._raw) - _HEAD_BYTES
         name_lengths = np.ndarray((at_each,), "u1", self._data, 1, (1,))
         value_lengths = np.ndarray((at_each,), "<u2", self._data, 2, (1,))

@@ -1,4 +1,4 @@
-"""Conditions: the parts of a filter, evaluated for one message or for all of a batch.
+"""Conditions: what a filter consists of, evaluated for one message or for all of a batch.
 
 They follow SQL's logic of three values: a test of a property that a message does not have is
 neither true nor false but unknown, and so is a comparison with a number where the value is no
@@ -10,7 +10,7 @@ number. A message passes if the filter is true for it::
 
 For a batch, a condition says for which messages it is true, or for which it is false: only what is
 asked for is evaluated. A test of a text is true of none if the text is nowhere in the entries; a
-search of their bytes tells that sooner than a look at the fields of each.
+search of their bytes tells that sooner than their fields do.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Constant(Condition):
 
 @dataclass(frozen=True, slots=True)
 class And(Condition):
-    """True if all parts are."""
+    """True if all conditions are."""
 
     conditions: tuple[Condition, ...]
 
@@ -108,7 +108,7 @@ class And(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """True if the part is false."""
+    """True if the condition is false."""
 
     condition: Condition
 
@@ -145,14 +145,11 @@ class IsNull(Condition):
 
 @dataclass(frozen=True, slots=True)
 class Compared(Condition):
-    """A comparison with a number.
-
-    Attributes:
-        operator: of the module of that name, such as ``operator.lt``.
-    """
+    """A comparison with a number."""
 
     property: Property
     operator: Callable[[Any, Any], Any]
+    """Of the module of that name, such as ``operator.lt``."""
     number: int | float
 
     def of(self, values: Values) -> bool | None:
@@ -181,31 +178,31 @@ class _TextTest(Condition):
     property: Property
 
     @abstractmethod
-    def holds(self, text: bytes) -> bool:
+    def _holds(self, text: bytes) -> bool:
         """Return whether a text passes."""
 
     @abstractmethod
-    def literals(self) -> Sequence[bytes]:
+    def _literals(self) -> Sequence[bytes]:
         """Return bytes of which some are in the entry of each message that passes; none where that
         is not known.
         """
 
     @abstractmethod
-    def among(self, column: PropertyColumn) -> Bools:
+    def _among(self, column: PropertyColumn) -> Bools:
         """Return which texts of a column pass; the others may be anything."""
 
     def of(self, values: Values) -> bool | None:
         """Evaluate it for one message; None for unknown."""
         text = values.get(self.property)
-        return None if text is None else self.holds(text)
+        return None if text is None else self._holds(text)
 
     def select(self, columns: PropertyColumns, truth: bool) -> Bools:
         """Return for which messages of a batch it is true, or for which it is false."""
-        literals = self.literals()
+        literals = self._literals()
         if truth and literals and not any(map(columns.contains, literals)):
             return np.zeros(len(columns), bool)
         column = columns.of(self.property)
-        among = self.among(column)
+        among = self._among(column)
         return column.present & (among if truth else ~among)
 
 
@@ -215,18 +212,15 @@ class IsOneOf(_TextTest):
 
     texts: frozenset[bytes]
 
-    def holds(self, text: bytes) -> bool:
-        """Return whether a text passes."""
+    def _holds(self, text: bytes) -> bool:
         return text in self.texts
 
-    def literals(self) -> Sequence[bytes]:
-        """Return bytes of which some are in the entry of each message that passes."""
+    def _literals(self) -> Sequence[bytes]:
         if len(self.texts) > _MAX_LITERALS:
             return ()
         return [self.property.name + text for text in self.texts]
 
-    def among(self, column: PropertyColumn) -> Bools:
-        """Return which texts of a column pass."""
+    def _among(self, column: PropertyColumn) -> Bools:
         return column.is_one_of(self.texts)
 
 
@@ -236,16 +230,13 @@ class StartsWith(_TextTest):
 
     text: bytes
 
-    def holds(self, text: bytes) -> bool:
-        """Return whether a text passes."""
+    def _holds(self, text: bytes) -> bool:
         return text.startswith(self.text)
 
-    def literals(self) -> Sequence[bytes]:
-        """Return bytes of which some are in the entry of each message that passes."""
+    def _literals(self) -> Sequence[bytes]:
         return (self.property.name + self.text,)
 
-    def among(self, column: PropertyColumn) -> Bools:
-        """Return which texts of a column pass."""
+    def _among(self, column: PropertyColumn) -> Bools:
         return column.has_prefix(self.text)
 
 
@@ -255,16 +246,13 @@ class EndsWith(_TextTest):
 
     text: bytes
 
-    def holds(self, text: bytes) -> bool:
-        """Return whether a text passes."""
+    def _holds(self, text: bytes) -> bool:
         return text.endswith(self.text)
 
-    def literals(self) -> Sequence[bytes]:
-        """Return bytes of which some are in the entry of each message that passes."""
+    def _literals(self) -> Sequence[bytes]:
         return (self.text,)
 
-    def among(self, column: PropertyColumn) -> Bools:
-        """Return which texts of a column pass."""
+    def _among(self, column: PropertyColumn) -> Bools:
         return column.has_suffix(self.text)
 
 
@@ -274,17 +262,14 @@ class Contains(_TextTest):
 
     text: bytes
 
-    def holds(self, text: bytes) -> bool:
-        """Return whether a text passes."""
+    def _holds(self, text: bytes) -> bool:
         return self.text in text
 
-    def literals(self) -> Sequence[bytes]:
-        """Return bytes of which some are in the entry of each message that passes."""
+    def _literals(self) -> Sequence[bytes]:
         return (self.text,)
 
-    def among(self, column: PropertyColumn) -> Bools:
-        """Return which texts of a column pass."""
-        return column.matching(self.holds)
+    def _among(self, column: PropertyColumn) -> Bools:
+        return column.matching(self._holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,19 +292,16 @@ class Matches(_TextTest):
         object.__setattr__(self, "_literal", literal)
         object.__setattr__(self, "_expression", re.compile(_topic_expression(words)))
 
-    def holds(self, text: bytes) -> bool:
-        """Return whether a text passes."""
+    def _holds(self, text: bytes) -> bool:
         if len(text) > MAX_TOPIC_BYTES:
             return False
         return self._expression.fullmatch(b"." + text if text else b"") is not None
 
-    def literals(self) -> Sequence[bytes]:
-        """Return bytes of which some are in the entry of each message that passes."""
+    def _literals(self) -> Sequence[bytes]:
         return (self._literal,)
 
-    def among(self, column: PropertyColumn) -> Bools:
-        """Return which texts of a column pass."""
-        return column.matching(self.holds, column.has_prefix(self._prefix))
+    def _among(self, column: PropertyColumn) -> Bools:
+        return column.matching(self._holds, column.has_prefix(self._prefix))
 
 
 def _topic_expression(words: list[bytes]) -> bytes:

@@ -3,8 +3,8 @@
 ::
 
     filter   = all { OR all }
-    all      = part { AND part }
-    part     = NOT part | ( filter ) | TRUE | FALSE | test
+    all      = operand { AND operand }
+    operand  = NOT operand | ( filter ) | TRUE | FALSE | test
     test     = property compare value | value compare property
              | property [NOT] BETWEEN number AND number
              | property [NOT] IN ( value { , value } )      all texts, or all numbers
@@ -103,11 +103,7 @@ _Value = bytes | int | float | bool
 
 
 class BadFilter(ValueError):
-    """A filter that cannot be read; the text says what is wrong, and where.
-
-    Attributes:
-        position: of the mistake, the number of characters before it.
-    """
+    """A filter that cannot be read; the text says what is wrong, and where: at which `position`."""
 
     def __init__(self, text: str, position: int, problem: str) -> None:
         near = text[position : position + _SHOWN]

@@ -2,3 +2,7 @@
 
 May import: none of Martlet's packages. Start with `deflate`, the smaller one.
 """
+
+
+class Corrupt(Exception):
+    """Bytes that cannot be decompressed; the text says why."""

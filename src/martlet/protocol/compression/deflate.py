@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from martlet.protocol.compression.corrupt import Corrupt
+from martlet.protocol.compression import Corrupt
 
 DEFAULT_LEVEL = 6
 _RAW = -zlib.MAX_WBITS

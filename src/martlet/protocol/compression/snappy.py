@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from martlet.protocol.compression.corrupt import Corrupt
+from martlet.protocol.compression import Corrupt
 
 MAX_BYTES = 1 << 16
 _BEGIN = b"\xff\x06\x00\x00sNaPpY"
@@ -109,9 +109,7 @@ class Snappy:
         return filled
 
     def _next(self) -> tuple[int, int, int] | None:
-        """Return the kind, start and stop of the next chunk with content; None when more input is
-        needed.
-        """
+        """Return kind, start and stop of the next chunk with content; None if input is missing."""
         while True:
             at = self._at + self._skip
             left = len(self._wire) - at

@@ -86,7 +86,7 @@ def publish_run(
     buffer: bytearray, at: int, end: int, line_bytes: int, size: int, max_size: int
 ) -> tuple[Bodies, int]:
     """Return the bodies of consecutive publishes from `at` on that share the line of the first, and
-    the place behind the last.
+    the byte behind the last.
 
     The first one has a body of `size` bytes. Without the compiled hot path all have that size.
     """
@@ -152,7 +152,7 @@ def split_bodies(buffer: bytearray, at: int, end: int, count: int, max_size: int
 def whole_bodies(
     buffer: bytearray, at: int, end: int, max_count: int, max_size: int
 ) -> tuple[int, int]:
-    """Return how many whole bodies of an MPUB follow each other from `at` on, and the place behind
+    """Return how many whole bodies of an MPUB follow each other from `at` on, and the byte behind
     them. They end before one that is not whole at `end`, is empty or larger than `max_size`.
     """
     raw = raw_bodies(buffer, at, end, max_count, 0, max_size)

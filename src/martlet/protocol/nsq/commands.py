@@ -85,9 +85,7 @@ def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
 def send(
     topic: str, bodies: Sequence[bytes], options: Mapping[str, Any], properties: bytes = b""
 ) -> bytes:
-    """Encode SEND: publish several messages, all or none, with options and a block of
-    properties.
-    """
+    """Encode SEND: publish messages, all or none, with options and a block of properties."""
     sizes = list(map(len, bodies))
     count = len(sizes)
     head = _send_head(topic, count, sum(sizes) + 4 * count, options, properties)
@@ -148,9 +146,7 @@ def touch(message_id: bytes) -> bytes:
 
 
 def started(message_id: bytes) -> bytes:
-    """Encode STARTED: the client starts to handle this message, and started all delivered before
-    it.
-    """
+    """Encode STARTED: the client starts with this message; it started all that came before."""
     return b"STARTED %b\n" % message_id
 
 

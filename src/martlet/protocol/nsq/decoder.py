@@ -52,9 +52,7 @@ _CLOSE = Close()
 _NOP = Nop()
 _MAX_KNOWN_LINES = 1024
 _MAX_KNOWN_LINE_BYTES = 128
-"""Longer lines are not cached: they contain more than a topic, and a client could fill the
-cache.
-"""
+"""Longer lines are not cached: they are more than a topic, and would fill the cache."""
 _F = ord("F")
 _P = ord("P")
 _FINISH_LINE_BYTES = 20
@@ -66,9 +64,9 @@ _MAX_METHOD_LENGTH = 64
 class Decoder:
     """Decodes commands from a buffer.
 
-    The buffer belongs to the connection: `decode` gets the filled part and returns the next command
-    with the offset behind it, or None when more bytes are needed; `wanted_bytes` is then the
-    command's total size, as far as it is known.
+    The buffer belongs to the connection. `decode` gets the filled bytes and returns the next
+    command with the offset behind it, or None when more bytes are needed; `wanted_bytes` is then
+    the command's total size, as far as it is known.
 
     Args:
         limits: the maximum sizes and counts.
@@ -331,7 +329,7 @@ class Decoder:
     def _piece(
         self, verb: str, what: str, buffer: bytearray, start: int, stop: int
     ) -> tuple[bytes, int]:
-        """Return a part of a body behind its size, and the start of the next one."""
+        """Return bytes of a body behind their size, and the start of the next one."""
         size = _SIZE.unpack_from(buffer, start)[0] if start + 4 <= stop else -1
         if not 0 <= size <= stop - start - 4:
             raise ProtocolError("E_BAD_BODY", f"{verb} failed to read {what}")

@@ -135,9 +135,7 @@ class FrameSplitter:
 
     @classmethod
     def over(cls, data: bytes | memoryview) -> Self:
-        """Make one that has these bytes as if received, without a copy; pass their number to
-        ``received``.
-        """
+        """Make one of bytes as if received, not copied; pass their number to ``received``."""
         splitter = cls(space_bytes=0)
         splitter._buffer = splitter._view = memoryview(data).toreadonly()
         return splitter

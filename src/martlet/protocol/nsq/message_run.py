@@ -59,22 +59,17 @@ def _body_struct(length: int) -> Struct:
 
 
 class MessageRun:
-    """Consecutive message frames.
-
-    Attributes:
-        raw: the frames' bytes.
-        count: the number of frames.
-        length: bytes of each frame if all have one length, else 0.
-        properties: packed, by index in the run, of the messages that have any.
-    """
+    """Consecutive message frames."""
 
     __slots__ = ("_ends", "count", "length", "properties", "raw")
 
     def __init__(self, raw: bytes, ends: Sequence[int], length: int = 0) -> None:
         self.raw = raw
         self.length = length
+        """Of each frame, in bytes, if all have one length; else 0."""
         self.count = len(ends)
         self.properties: Mapping[int, bytes] = _NONE
+        """Packed, by index in the run, of the messages that have any."""
         self._ends = ends
 
     @classmethod
@@ -103,9 +98,7 @@ class MessageRun:
         return self
 
     def split(self, count: int) -> tuple[MessageRun, MessageRun]:
-        """Return the first `count` messages and the others; a negative count is that of the
-        others.
-        """
+        """Return the first `count` messages and the rest; a negative count is of the rest."""
         if not 0 < abs(count) < self.count:
             raise ValueError(f"a run of {self.count} messages does not split at {count}")
         if count < 0:
@@ -139,7 +132,7 @@ class MessageRun:
             start = end
 
     def size_bytes(self, start: int, stop: int) -> int:
-        """Return the bytes of the frames from one place to another."""
+        """Return the bytes of the frames from one number up to another."""
         return self._ends[stop - 1] - (self._ends[start - 1] if start else 0)
 
     def fields(self) -> Iterable[Fields]:

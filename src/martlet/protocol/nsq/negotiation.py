@@ -40,9 +40,7 @@ _BOOLEANS = (
 
 @dataclass
 class ClientIdentity:
-    """The properties of a client and the features agreed with it. Times are in nanoseconds, 0 for
-    none.
-    """
+    """What is agreed with a client. Times are in nanoseconds, 0 for none."""
 
     client_id: str = ""
     hostname: str = ""
@@ -75,9 +73,7 @@ def default_identity(options: BrokerOptions, address: str) -> ClientIdentity:
 
 
 def _checked(fields: dict[str, object]) -> dict[str, object]:
-    """Return the known fields, each checked for its type, with Go's zero value where one is
-    missing.
-    """
+    """Return the known fields, checked for their types, with Go's zero where one is missing."""
     checked: dict[str, object] = {}
     for names, kind, zero in ((_STRINGS, str, ""), (_INTEGERS, int, 0), (_BOOLEANS, bool, False)):
         for name in names:
@@ -104,39 +100,30 @@ def _within(value: int, low: int, high: int, text: str) -> int:
 
 
 class BrokerRun(NamedTuple):
-    """A broker, by which a client of Martlet recognises it at another address.
-
-    Attributes:
-        broker_id: the same for all replicas of a broker, and after a restart; empty if unknown.
-        epoch: the number of this run; the next one of the same broker, or of another replica as
-            the primary, has a higher one.
-        has_replicas: whether it goes on at another address when its process ends.
-        process: a random name of the process; empty if unknown.
-    """
+    """A broker, by which a client of Martlet recognises it at another address."""
 
     broker_id: str
+    """The same for all replicas of a broker, and after a restart; empty if unknown."""
     epoch: int
+    """Of this run; each next run, also of another replica as primary, has a higher one."""
     has_replicas: bool = False
+    """Whether it goes on at another address when its process ends."""
     process: str = ""
+    """A random name of the process; empty if unknown."""
 
 
 NO_RUN = BrokerRun("", 0)
 
 
 class Agreement(NamedTuple):
-    """The result of a negotiation.
-
-    Attributes:
-        answer: to the client: JSON where it negotiates features, else ``OK``.
-        tls: whether the connection continues in TLS.
-        snappy: whether the connection continues compressed by snappy, inside TLS if that is on too.
-        deflate_level: the level of deflate; 0 without deflate.
-    """
+    """The result of a negotiation: how the connection continues, compression inside TLS."""
 
     answer: bytes
+    """To the client: JSON where it negotiates features, else ``OK``."""
     tls: bool = False
     snappy: bool = False
     deflate_level: int = 0
+    """0 without deflate."""
 
     @property
     def upgrades(self) -> bool:

@@ -135,12 +135,7 @@ EXTENSION_VERSION = 4
 
 
 class ProtocolError(Exception):
-    """A client's mistake.
-
-    Attributes:
-        code: nsqd's code, such as ``E_INVALID``.
-        fatal: whether the connection is to be closed.
-    """
+    """A client's mistake, by nsqd's code, such as ``E_INVALID``; a fatal one disconnects it."""
 
     def __init__(self, code: str, text: str, *, fatal: bool = True) -> None:
         super().__init__(f"{code} {text}")
@@ -213,49 +208,33 @@ class StartedCommand(NamedTuple):
 
 
 class PublishCommand(NamedTuple):
-    """PUB, MPUB or DPUB, or a run of PUBs.
-
-    Attributes:
-        verb: which of them.
-        topic: the topic, of a valid name.
-        bodies: the bodies; unless in a list, views of the receive buffer.
-        commands: the number of commands; each gets an answer.
-        delay_ms: of a DPUB, None else.
-    """
+    """PUB, MPUB or DPUB, or a run of PUBs, to a topic of a valid name."""
 
     verb: str
     topic: str
     bodies: Bodies
+    """Unless in a list, views of the receive buffer."""
     commands: int
+    """Their number; each gets an answer."""
     delay_ms: int | None
+    """Of a DPUB."""
 
 
 class SendCommand(NamedTuple):
-    """SEND.
-
-    Attributes:
-        topic: the topic, of a valid name.
-        options: the options of the send; not checked yet.
-        bodies: as of `PublishCommand`.
-        properties: packed, by number, of the messages that have any.
-    """
+    """SEND to a topic of a valid name; its options are not checked yet."""
 
     topic: str
     options: dict[str, object]
     bodies: Bodies
     properties: Sequence[tuple[int, bytes]]
+    """Packed, by number, of the messages that have any."""
 
 
 class Call(NamedTuple):
-    """CALL.
-
-    Attributes:
-        number: of the call, repeated in the answer.
-        method: its name; not checked yet.
-        fields: its arguments.
-    """
+    """CALL of a method by its name, which is not checked yet."""
 
     number: int
+    """Repeated in the answer."""
     method: str
     fields: dict[str, object]
 

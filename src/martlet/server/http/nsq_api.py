@@ -18,7 +18,7 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
 from martlet.broker.topic.expand import check_count
 from martlet.broker.topic.topic import Topic
-from martlet.log.single_record import MAX_BODY_BYTES
+from martlet.log.record import MAX_LONE_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.properties.model import NORMAL_PRIORITY, Properties
@@ -228,7 +228,7 @@ class NsqApi:
         """Append one message at once. False if it must wait for others or for the disk."""
         commits = self._commits
         commits.ticks.heard()
-        too_long = len(body) > MAX_BODY_BYTES
+        too_long = len(body) > MAX_LONE_BODY_BYTES
         if too_long or commits.ticks.crowded or not commits.answers_at_once:
             return False
         try:

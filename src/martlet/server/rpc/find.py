@@ -13,14 +13,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from martlet.log.keys.search import (
-    END_OF_LOG,
-    NO_END,
-    KeyMatch,
-    KeyQuery,
-    KeySearch,
-    MessagePosition,
-)
+from martlet.log.keys.search import END_OF_LOG, NO_END, KeyMatch, KeyQuery, KeySearch, LogPosition
 from martlet.properties.block import lone_frame
 from martlet.schema.messages import FIND, FindByKey, FoundByKey
 from martlet.server.rpc.served import served
@@ -67,7 +60,7 @@ class FindCalls:
         return FoundByKey(len(stored), following), frames
 
 
-def _look(search: KeySearch, before: MessagePosition, limit: int, max_bytes: int) -> list[KeyMatch]:
+def _look(search: KeySearch, before: LogPosition, limit: int, max_bytes: int) -> list[KeyMatch]:
     """Search, in a thread."""
     matches: list[KeyMatch] = []
     left = max_bytes
@@ -92,9 +85,9 @@ def _is_stored(part: Topic, match: KeyMatch) -> bool:
     return index.row(row).position == match.header.position
 
 
-def _place(text: str) -> MessagePosition:
+def _place(text: str) -> LogPosition:
     """Read where a search goes on."""
     if not text:
         return END_OF_LOG
     position, _, number = text.partition("-")
-    return MessagePosition(int(position), int(number))
+    return LogPosition(int(position), int(number))

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 from tests import brokers
 
-from martlet.log.single_record import MAX_BODY_BYTES
+from martlet.log.record import MAX_LONE_BODY_BYTES
 from martlet.testing import Broker
 
 LIMIT = 1 << 16
@@ -200,7 +200,7 @@ async def test_a_connection_outlives_a_body_that_was_a_little_too_long(wire: Wir
     assert await wire.answer() == (200, "OK")
 
 
-@pytest.mark.parametrize("body_bytes", [1, MAX_BODY_BYTES, MAX_BODY_BYTES + 1])
+@pytest.mark.parametrize("body_bytes", [1, MAX_LONE_BODY_BYTES, MAX_LONE_BODY_BYTES + 1])
 async def test_one_by_one_and_at_once_messages_of_every_size_are_stored(
     broker: Broker, body_bytes: int
 ) -> None:

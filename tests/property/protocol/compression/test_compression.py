@@ -11,7 +11,7 @@ import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.protocol.compression.corrupt import Corrupt
+from martlet.protocol.compression import Corrupt
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 

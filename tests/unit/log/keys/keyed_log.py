@@ -10,7 +10,7 @@ from martlet.log.atomic_batches import BatchSlot
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.keys.index_file import build_index
-from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, MessagePosition
+from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, LogPosition
 from martlet.log.record import FRAME_HEADER_BYTES, Contents
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
@@ -21,7 +21,7 @@ SEGMENT_BYTES = 1 << 13
 class Stored(NamedTuple):
     """A message."""
 
-    at: MessagePosition
+    at: LogPosition
     topic: int
     stored_at_ns: int
     body: bytes
@@ -55,8 +55,8 @@ class KeyedLog:
         slots = [slot for slot, _ in laid_out]
         lengths = [len(slot.record) for slot in slots]
         positions = self.log.append_bundle(b"e", lengths, slots, self.now_ns)
-        for position, each in zip(positions, laid_out, strict=True):
-            self._store(position, each)
+        for position, batch in zip(positions, laid_out, strict=True):
+            self._store(position, batch)
 
     def _laid_out(
         self, topic: int, messages: Sequence[Properties]
@@ -79,10 +79,8 @@ class KeyedLog:
     ) -> None:
         slot, messages = laid_out
         for number, (body, properties) in enumerate(messages):
-            place, contents = MessagePosition(position, number), slot.contents
-            self.stored.append(
-                Stored(place, contents.topic, contents.stored_at_ns, body, properties)
-            )
+            at, contents = LogPosition(position, number), slot.contents
+            self.stored.append(Stored(at, contents.topic, contents.stored_at_ns, body, properties))
 
     def fill(self, key: str = "k", segments: int = 3) -> None:
         """Publish messages with a key each, `key`-0 and on, until there are so many segments."""
@@ -109,7 +107,7 @@ class KeyedLog:
         search = KeySearch(self.folder, KeyQuery(key), self.log.position)
         return bodies_of(search), search.not_indexed
 
-    def scanned(self, query: KeyQuery, before: MessagePosition = END_OF_LOG) -> list[bytes]:
+    def scanned(self, query: KeyQuery, before: LogPosition = END_OF_LOG) -> list[bytes]:
         """What a search is to find."""
         return [
             message.body
@@ -121,5 +119,5 @@ class KeyedLog:
         ]
 
 
-def bodies_of(search: KeySearch, before: MessagePosition = END_OF_LOG) -> list[bytes]:
+def bodies_of(search: KeySearch, before: LogPosition = END_OF_LOG) -> list[bytes]:
     return [match.frame[FRAME_HEADER_BYTES:] for match in search.find(before)]

@@ -55,8 +55,8 @@ def test_a_damaged_index_does_not_count_and_is_built_again(log: KeyedLog) -> Non
         damaged[at] ^= 0xFF
         index_path(path).write_bytes(damaged)
         for key in keys:
-            found, read = log.search(key)
-            assert found == expected[key]
+            bodies, read = log.search(key)
+            assert bodies == expected[key]
             missed += read == [path]
     assert missed > 100 * len(keys) // 2
     for length in (0, 20, 60, len(good) - 1):
@@ -127,7 +127,7 @@ def test_an_index_of_a_segment_that_goes_on_does_not_count(log: KeyedLog) -> Non
             KeyIndex(segment)
 
 
-def test_an_index_has_as_many_parts_as_its_messages_need(
+def test_an_index_has_as_many_chunks_as_its_messages_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_file, "CHUNK_ENTRIES", 100)

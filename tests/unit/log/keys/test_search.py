@@ -16,7 +16,7 @@ from tests.unit.log.keys.keyed_log import KeyedLog, bodies_of
 from martlet.log.keys import entries, index_file
 from martlet.log.keys.entries import key_hash
 from martlet.log.keys.index_file import build_index, index_path
-from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, MessagePosition
+from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, LogPosition
 from martlet.properties.model import NONE, Properties, Sent
 
 KEYS = ["a", "b", "ä-öü", "order-17", "order-18", "x" * 8, "x" * 9, "y" * 300]
@@ -67,11 +67,11 @@ def test_a_search_finds_what_a_read_of_all_messages_finds(
         patch.setattr(entries, "PIECE_BYTES", 1 << 11)
         patch.setattr(os, "fsync", lambda fd: None)  # Which is all that takes time.
         log = KeyedLog(Path(name))
-        for each in appended:
-            if isinstance(each, list):
-                log.bundle(each)
+        for messages in appended:
+            if isinstance(messages, list):
+                log.bundle(messages)
             else:
-                log.publish(*each)
+                log.publish(*messages)
         for number, path in enumerate(log.full):
             if number not in unindexed:
                 build_index(path, bits=bits)
@@ -91,10 +91,10 @@ def test_a_search_finds_what_a_read_of_all_messages_finds(
 def test_the_hash_of_a_key_is_that_of_its_entry(log: KeyedLog) -> None:
     log.publish(1, [Properties(keys=(key,)) for key in KEYS])
     with entries.SegmentFile(log.folder / "log" / f"{0:020d}.log") as file:
-        (found,) = entries.SegmentScan(file, log.log.position).pieces()
-    assert found["hash"].tolist() == [key_hash(key.encode()) for key in KEYS]
-    assert found["number"].tolist() == list(range(len(KEYS)))
-    assert found["place"].tolist() == [0] * len(KEYS)
+        (piece,) = entries.SegmentScan(file, log.log.position).pieces()
+    assert piece["hash"].tolist() == [key_hash(key.encode()) for key in KEYS]
+    assert piece["number"].tolist() == list(range(len(KEYS)))
+    assert piece["word"].tolist() == [0] * len(KEYS)
 
 
 def test_a_search_ends_between_messages_and_goes_on_there(log: KeyedLog) -> None:
@@ -102,30 +102,30 @@ def test_a_search_ends_between_messages_and_goes_on_there(log: KeyedLog) -> None
         log.publish(1, [Properties(keys=("k",))] * 3)
     log.build()
     query = KeyQuery("k")
-    looks = iter([False] * 4)
-    search = KeySearch(log.folder, query, log.log.position, lambda: next(looks, True))
-    found: list[bytes] = []
-    before: MessagePosition | None = END_OF_LOG
+    answers = iter([False] * 4)
+    search = KeySearch(log.folder, query, log.log.position, lambda: next(answers, True))
+    bodies: list[bytes] = []
+    before: LogPosition | None = END_OF_LOG
     while before is not None:
         more = bodies_of(search, before)
         assert len(more) <= 5
-        found += more
+        bodies += more
         before = search.reached
-    assert found == log.scanned(query)
+    assert bodies == log.scanned(query)
 
 
 def test_a_search_that_has_no_time_searches_one_segment_at_least(log: KeyedLog) -> None:
     log.fill(segments=4)
     log.build()
     search = KeySearch(log.folder, KeyQuery("k-0"), log.log.position, lambda: True)
-    found: list[bytes] = []
-    before: MessagePosition | None = END_OF_LOG
+    bodies: list[bytes] = []
+    before: LogPosition | None = END_OF_LOG
     rounds = 0
     while before is not None:
-        found += bodies_of(search, before)
+        bodies += bodies_of(search, before)
         before = search.reached
         rounds += 1
-    assert found == [log.stored[0].body]
+    assert bodies == [log.stored[0].body]
     assert rounds <= 5
 
 
@@ -143,12 +143,12 @@ def test_messages_behind_the_visible_end_are_not_found(log: KeyedLog) -> None:
 def test_a_segment_that_is_removed_meanwhile_is_left_out(log: KeyedLog) -> None:
     log.fill(segments=4)
     log.build()
-    found = KeySearch(log.folder, KeyQuery("k-0"), log.log.position)
+    search = KeySearch(log.folder, KeyQuery("k-0"), log.log.position)
     for path in log.full[:2]:
         path.unlink()
         index_path(path).unlink()
-    assert bodies_of(found) == []
-    assert found.not_indexed == []
+    assert bodies_of(search) == []
+    assert search.not_indexed == []
 
 
 def test_segments_before_the_span_of_time_are_not_read(log: KeyedLog) -> None:
