@@ -17,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.log.record import (
+    FRAME,
     FRAME_HEADER_BYTES,
     FRAME_SIZE_EXTRA,
+    FRAME_TYPE_MESSAGE,
     HEADER_BYTES,
+    ID_MASK,
     RecordFlag,
 )
 from martlet.native.raw_bodies import Bodies, RawBodies
@@ -29,7 +32,6 @@ Bytes = npt.NDArray[np.uint8]
 
 FIRST_CAPACITY = 1 << 16
 """Bytes of a new scratch buffer; it grows by doubling."""
-_FRAME = struct.Struct(">IIqH16s")
 _HEAD = struct.Struct(">IIqH12s")
 """A frame's header but for the last four digits of the id."""
 _END = struct.Struct("<I")
@@ -39,13 +41,11 @@ _UNIFORM = int(RecordFlag.UNIFORM)
 _DIGITS_AT = _HEAD.size
 _TIME_AT = 8
 """The offset of the timestamp in a frame."""
-_FRAME_TYPE_MESSAGE = 2
-_ID_MASK = (1 << 64) - 1
 _LOW_BITS = 16
 _LOW_MASK = (1 << _LOW_BITS) - 1
 _FEW = 8
 """Up to this many messages of different sizes are laid out faster one by one."""
-assert _FRAME.size == FRAME_HEADER_BYTES == _DIGITS_AT + 4
+assert FRAME.size == FRAME_HEADER_BYTES == _DIGITS_AT + 4
 
 
 def _low_digits() -> npt.NDArray[np.uint32]:
@@ -160,10 +160,10 @@ class LogBatch:
         high = (self.first_id + self.count) >> _LOW_BITS
         return _HEAD.pack(
             FRAME_SIZE_EXTRA + size,
-            _FRAME_TYPE_MESSAGE,
+            FRAME_TYPE_MESSAGE,
             self.stored_at_ns,
             1,
-            b"%012x" % (high & (_ID_MASK >> _LOW_BITS)),
+            b"%012x" % (high & (ID_MASK >> _LOW_BITS)),
         )
 
     def _digits(self, count: int) -> npt.NDArray[np.uint32] | None:
@@ -178,14 +178,14 @@ class LogBatch:
         end = at + FRAME_HEADER_BYTES + size
         if end > len(self.scratch):
             self._reserve(end - at)
-        _FRAME.pack_into(
+        FRAME.pack_into(
             self.scratch,
             at,
             FRAME_SIZE_EXTRA + size,
-            _FRAME_TYPE_MESSAGE,
+            FRAME_TYPE_MESSAGE,
             self.stored_at_ns,
             1,
-            b"%016x" % ((self.first_id + self.count) & _ID_MASK),
+            b"%016x" % ((self.first_id + self.count) & ID_MASK),
         )
         self._view[at + FRAME_HEADER_BYTES : end] = body
         self._ends.append(end - HEADER_BYTES)
@@ -283,7 +283,7 @@ class LogBatch:
         length = count * FRAME_HEADER_BYTES + bodies.total_bytes
         self._reserve(length)
         at = self.end
-        first_id = (self.first_id + self.count) & _ID_MASK
+        first_id = (self.first_id + self.count) & ID_MASK
         self._ends.append(bodies.lay_out(self.scratch, at, first_id, self.stored_at_ns))
         self._of_size(bodies.smallest if bodies.smallest == bodies.largest else -1)
         self.end = at + length

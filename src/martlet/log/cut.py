@@ -20,12 +20,11 @@ position in its name on, up to its last record: the empty rest of a segment is n
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 
 from martlet.log.checkpoint_file import SmallFiles
 from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_header
-from martlet.log.storage import Segment, Storage
+from martlet.log.storage import FULL, Segment, Storage
 
 NAME = "cutting"
 """The note with the positions from and up to which the log is being cut, in digits; or blank."""
@@ -157,7 +156,7 @@ def _keep(storage: Storage, written: list[_Span], epoch: int) -> tuple[list[str]
         try:
             storage.replace(name, bytes(segment.view[begin - segment.base : stop - segment.base]))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             break  # The cut needs no space, and makes some.
         kept.append(name)

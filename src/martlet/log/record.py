@@ -51,6 +51,10 @@ FRAME_HEADER_BYTES = 34
 """Bytes of a frame that come before its body."""
 FRAME_SIZE_EXTRA = 30
 """Bytes that a frame's size field counts beside its body: all but the size field itself."""
+FRAME_TYPE_MESSAGE = 2
+FRAME = struct.Struct(">IIqH16s")
+"""The header of a frame."""
+ID_MASK = (1 << 64) - 1
 
 HEADER = np.dtype(
     [
@@ -313,14 +317,11 @@ def frame_ends(header: Header, record: memoryview) -> np.ndarray[tuple[int], np.
 
 MAX_LONE_BODY_BYTES = 1 << 15
 """Longer bodies do not use the buffer: they gain little by it."""
-_FRAME = struct.Struct(">IIqH16s")
-_FRAME_TYPE_MESSAGE = 2
 _BODY_AT = HEADER_BYTES + FRAME_HEADER_BYTES
 _PADDING = bytes(7)
 _END = struct.Struct("<II")
 _BATCH = int(RecordKind.BATCH)
 _UNIFORM = int(RecordFlag.UNIFORM)
-_ID_MASK = (1 << 64) - 1
 
 
 def lone_length(size: int) -> int:
@@ -363,9 +364,9 @@ class Lone:
             buffer, 0, MAGIC, 0, length, VERSION, _BATCH, _UNIFORM, position, epoch, topic, queue,
             1, offset, stored_at_ns, 0, payload_length, 0, 0,
         )  # fmt: skip
-        _FRAME.pack_into(
-            buffer, HEADER_BYTES, FRAME_SIZE_EXTRA + size, _FRAME_TYPE_MESSAGE, stored_at_ns, 1,
-            b"%016x" % (id & _ID_MASK),
+        FRAME.pack_into(
+            buffer, HEADER_BYTES, FRAME_SIZE_EXTRA + size, FRAME_TYPE_MESSAGE, stored_at_ns, 1,
+            b"%016x" % (id & ID_MASK),
         )  # fmt: skip
         view[_BODY_AT:payload_end] = body
         if payload_end != ends_at:

@@ -32,6 +32,7 @@ from martlet.log.index import ENTRY, Rows, index_name
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     FRAME_SIZE_EXTRA,
+    FRAME_TYPE_MESSAGE,
     HEADER_BYTES,
     BadRecord,
     Header,
@@ -46,7 +47,6 @@ from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import Segment
 from martlet.text import counted
 
-_FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
@@ -301,7 +301,7 @@ def batch_trouble(header: Header, record: memoryview) -> str | None:
     fixed = np.ascontiguousarray(heads[:, :8]).view(">u4")
     if (fixed[:, 0] - FRAME_SIZE_EXTRA + FRAME_HEADER_BYTES != lengths).any():
         return "a frame says another size than it has"
-    if (fixed[:, 1] != _FRAME_TYPE_MESSAGE).any():
+    if (fixed[:, 1] != FRAME_TYPE_MESSAGE).any():
         return "a frame is not of the type of messages"
     try:
         ids = np.frombuffer(bytes.fromhex(heads[:, 18:].tobytes().decode("ascii")), ">u8")
@@ -323,7 +323,7 @@ def _lone_trouble(header: Header, record: memoryview) -> str | None:
         return "the batch is wrong about whether its frames have one size"
     if size - FRAME_SIZE_EXTRA + FRAME_HEADER_BYTES != header.payload_length:
         return "a frame says another size than it has"
-    if frame_type != _FRAME_TYPE_MESSAGE:
+    if frame_type != FRAME_TYPE_MESSAGE:
         return "a frame is not of the type of messages"
     return None if _ID.fullmatch(id) else "an id is not hexadecimal"
 
