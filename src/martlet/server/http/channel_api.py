@@ -145,7 +145,7 @@ class ChannelApi:
                 f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
                 f" {topic.queue.visible_end}",
             )
-        starts = {queue_topic.number: queue_topic.queue.start_offset for queue_topic in topic.at_queues}
+        starts = {queue.number: queue.queue.start_offset for queue in topic.at_queues}
         topic.at_queues[0].channel(name, start=starts)
         topic.channels[name].advance(offset)
         self._broker.write_moved(topic.channels[name])

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.outcome import WAIT, Outcome
