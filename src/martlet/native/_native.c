@@ -121,27 +121,28 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 /* ---------------------------------------------------------------- Python's objects */
 
 #define NAMES(X)                                                                                   \
-    X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_lend) X(_line)        \
-    X(_own) X(_waits) X(answered) X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded)   \
-    X(brief) X(by_offset) X(channel) X(channel_filter) X(client) X(consumer) X(cursor) X(decoder)  \
-    X(delivery) X(dirty) X(end_offset) X(epoch) X(failed) X(finish_count) X(finishes) X(floor)     \
-    X(get_write_buffer_size) X(grant_one) X(heard) X(id_base) X(in_flight_count) X(is_ready)       \
-    X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next) X(note) X(number)     \
-    X(offset_of) X(order) X(paused) X(paused_at) X(pending) X(position) X(pump) X(queue)           \
-    X(rate_limit) X(ready_count) X(recorder) X(release_one) X(replies) X(sample_rate) X(several)   \
-    X(state) X(stored) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics)           \
-    X(transport) X(unconfirmed) X(visible_end) X(window) X(write) X(written)
+    X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_lend) X(_line) X(answered)        \
+    X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(brief) X(by_offset)           \
+    X(channel) X(channel_filter) X(client) X(consumer) X(cursor) X(decoder) X(delivery)            \
+    X(dirty) X(due) X(end_offset) X(epoch) X(failed) X(fd) X(finish_count) X(finishes) X(floor)    \
+    X(get_write_buffer_size) X(grant_one) X(heard) X(id_base) X(in_flight_count) X(input)          \
+    X(is_ready) X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next)           \
+    X(note) X(number) X(offset_of) X(order) X(output) X(own) X(paused) X(paused_at) X(pending)     \
+    X(position) X(pump) X(queue) X(rate_limit) X(ready_count) X(recorder) X(release_one)           \
+    X(replies) X(sample_rate) X(several) X(state) X(stored) X(stored_at_ns) X(stored_count)        \
+    X(stored_lone) X(subscription) X(topic) X(topics) X(transport) X(unconfirmed)                  \
+    X(visible_end) X(waits) X(window) X(write) X(written)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
 /* What Python hands over, in order; the last ones are classes. See martlet.server.nsq.lane. */
 enum { BROKER, CONNECTIONS, FLUSH, FEED, FAIL, AWAIT, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER,
-       CONNECTION };
+       SUBSCRIPTION };
 enum { FED = 1, ELSEWHERE = 2, SERVED = 4, READ = 8 };
 
 /* A PUB that is all that came. */
 typedef struct {
-    PyObject *connection, *topic, *name;
+    PyObject *connection, *output, *topic, *name;
     const uint8_t *input, *body;
     int64_t length, size, stored; /* stored: 0 leaves it to Python, -1 is an error */
 } Lone;
@@ -229,10 +230,9 @@ static int is(PyObject *of, PyObject *name, PyObject *expected)
 /* ---------------------------------------------------------------- lone commands */
 
 /* Sends what fits, if nothing waits before it; the transport takes the rest, and meets errors. */
-static int send_bytes(Lane *lane, PyObject *connection, const uint8_t *data, Py_ssize_t length)
+static int send_bytes(Lane *lane, PyObject *output, const uint8_t *data, Py_ssize_t length)
 {
-    INT(fd, connection, _fd);
-    GET(transport, connection, transport);
+    INT(fd, output, fd); GET(transport, output, transport);
     Py_ssize_t sent = 0;
     if (fd >= 0) {
         LET(waiting, PyObject_CallMethodObjArgs(transport, n_get_write_buffer_size, NULL));
@@ -265,7 +265,7 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
         return 0;
     LET(consumer, PySequence_GetItem(line, 0)); ONLY_OF(consumer, CONSUMER);
     ONLY_IF(consumer, blocked, Py_False); INT(sample_rate, consumer, sample_rate);
-    GET(client, consumer, client); ONLY_OF(client, CONNECTION);
+    GET(client, consumer, client); ONLY_OF(client, SUBSCRIPTION);
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
     if (sample_rate || ready <= in_flight)
         return 0;
@@ -274,7 +274,7 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
     NUMBER(lent_offset, offset); NUMBER(one, 1);
     CALL(window, n_grant_one, number); NOTE_MOVED(state);
     CALL(delivery, n__lend, consumer, lent_offset, one);
-    TRY(send_bytes(lane, client, frame, length));
+    GET(output, client, output); TRY(send_bytes(lane, output, frame, length));
     return 1;
 }
 
@@ -286,8 +286,8 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
     const uint8_t *newline = input[0] == 'P' ? memchr(input, '\n', (size_t)line_limit) : NULL;
     if (newline == NULL) return 0;
     GET(decoder, connection, decoder); GET(known_lines, decoder, _known_lines);
-    GET(replies, connection, replies); GET(topics, part(lane, BROKER), topics);
-    INT(max_lone, decoder, max_lone); COUNT(reply_count, replies);
+    GET(replies, connection, replies); GET(due, replies, due); COUNT(reply_count, due);
+    INT(max_lone, decoder, max_lone); GET(topics, part(lane, BROKER), topics);
     int64_t size = length - (newline + 5 - input);
     if (size <= 0 || size > max_lone || size > MAX_LONE_BYTES ||
         get_be32(newline + 1) != size || reply_count)
@@ -299,7 +299,7 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
     PyObject *topic = PyDict_GetItemWithError(topics, name);
     if (topic == NULL) return PyErr_Occurred() ? -1 : 0;
     LET(kept_topic, Py_NewRef(topic));
-    *lone = (Lone){connection, kept_topic, name, input, newline + 5, length, size};
+    *lone = (Lone){connection, NULL, kept_topic, name, input, newline + 5, length, size};
     return 1;
 }
 
@@ -392,16 +392,16 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     const uint8_t *input = lane->received.buf;
     if (length != FINISH_BYTES || memcmp(input, "FIN ", 4) || input[FINISH_BYTES - 1] != '\n')
         return 0;
-    GET(channel, connection, channel); ONLY_OF(channel, CHANNEL);
-    GET(consumer, connection, consumer); ONLY_OF(consumer, CONSUMER); /* not blocked: it is read */
+    GET(subscription, connection, subscription); ONLY_OF(subscription, SUBSCRIPTION);
+    GET(channel, subscription, channel); ONLY_OF(channel, CHANNEL);
+    GET(consumer, subscription, consumer); ONLY_OF(consumer, CONSUMER); /* not blocked: it is read */
     GET(delivery, channel, delivery); GET(line, delivery, _line); ONLY_IF(delivery, order, Py_None);
     GET(queue, channel, queue); GET(cursor, channel, cursor); GET(window, cursor, window);
     GET(pending, cursor, pending); GET(pending_by_offset, pending, by_offset);
     GET(finishes, channel, finishes); ONLY_IF(channel, recorder, Py_None);
     INT(visible_end, queue, visible_end); INT(answered, consumer, answered);
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
-    int in_line = is(consumer, n_is_ready, Py_True); TRY(in_line);
-    GET(number, consumer, number);
+    int in_line = is(consumer, n_is_ready, Py_True); TRY(in_line); GET(number, consumer, number);
     LET(id, PyBytes_FromStringAndSize((const char *)input + 4, 16));
     PyObject *offset = keep(lane, PyObject_CallMethodObjArgs(queue, n_offset_of, id, NULL));
     if (offset == NULL) /* Python answers what is no id */
@@ -455,10 +455,10 @@ static int fail(Lane *lane, const Lone *lones, int count)
 /* Reads what a connection has received, and handles it. A PUB is put into `lones`. */
 static int serve_one(Lane *lane, PyObject *connection)
 {
-    ONLY_IF(connection, brief, Py_True); /* not while its output is full */
-    ONLY_IF(connection, _waits, Py_False); ONLY_IF(connection, _closing, Py_False);
-    INT(fd, connection, _fd);
-    int whole = is(connection, n__own, Py_None), done; TRY(whole);
+    ONLY_IF(connection, brief, Py_True); /* not if it closes, or its output is full */
+    GET(input, connection, input); GET(output, connection, output); INT(fd, output, fd);
+    ONLY_IF(input, waits, Py_False);
+    int whole = is(input, n_own, Py_None), done; TRY(whole);
     Py_buffer into = lane->received;
     if (!whole) { /* behind the beginning of a command */
         LET(view, PyObject_CallMethod(connection, "get_buffer", "i", -1));
@@ -474,8 +474,8 @@ static int serve_one(Lane *lane, PyObject *connection)
         TRY(done = read_lone(lane, connection, length, lone));
         if (done && length <= MAX_INPUT_BYTES - lane->input_bytes) {
             uint8_t *input = memcpy(lane->inputs + lane->input_bytes, lone->input, (size_t)length);
-            lone->body += input - lone->input;
-            lone->input = input;
+            lone->output = output;
+            lone->body += input - lone->input; lone->input = input;
             lane->input_bytes += (int)length;
             lane->lone_count++;
             LET(kept, Py_NewRef(connection));
@@ -513,7 +513,7 @@ static int answer(Lane *lane, const Lone *lone, int durable)
     TRY(PyDict_SetItem(counters, lone->name, count));
     TRY(PyObject_SetAttr(lone->connection, n_heard, Py_True));
     if (!durable) return feed(lane, lone->connection, AWAIT, 0);
-    TRY(send_bytes(lane, lone->connection, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
+    TRY(send_bytes(lane, lone->output, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
     return SERVED;
 }
 

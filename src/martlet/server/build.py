@@ -31,9 +31,8 @@ from martlet.server.nsq.calls import CallCommand
 from martlet.server.nsq.clients import Clients
 from martlet.server.nsq.commands import command_handlers
 from martlet.server.nsq.connection import RECEIVE_BYTES, ClientConnection, ConnectionContext
-from martlet.server.nsq.flush_timeouts import FlushTimeouts
 from martlet.server.nsq.handshake import SessionCommands
-from martlet.server.nsq.publish import LonePublish, PublishCommands
+from martlet.server.nsq.publish import FlushTimeouts, LonePublish, PublishCommands
 from martlet.server.nsq.upgrade import UpgradeContext
 from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.stats import StatsSource, log_report
@@ -233,9 +232,9 @@ def assemble_server(
     reclaimer = _reclaimer(options, broker, commits, events)
     _observe(broker, events, lookups)
     _limit_transfers(broker, commits, options)
-    clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
+    clients = Clients(options.max_connections, events, log)
     calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log), commits)
-    flush_timeouts = FlushTimeouts(commits, clients.connections)
+    flush_timeouts = FlushTimeouts(commits)
     receive_buffer = bytearray(RECEIVE_BYTES)
     publishes = PublishCommands(
         broker, options, commits.answers_at_once, flush_timeouts, events, replication
@@ -255,7 +254,7 @@ def assemble_server(
             AckCommands(options.max_req_timeout_ns, events),
             CallCommand(calls, log, commits.ticks.others_wait),
         ),
-        lone=LonePublish(broker, commits, receive_buffer, ClientConnection),
+        lone=LonePublish(broker, commits, receive_buffer),
         receive_buffer=receive_buffer,
         receive_view=memoryview(receive_buffer),
         log=log,
@@ -347,7 +346,7 @@ def _methods(
     folder: DataFolder,
     broker: BrokerCore,
     commits: GroupCommit,
-    clients: Clients[ClientConnection],
+    clients: Clients,
     log: logging.Logger,
 ) -> Methods:
     from martlet.server.rpc.methods import broker_methods

@@ -70,8 +70,8 @@ class JournalWriter:
             self._not_before_s = now_s + _BESIDE_BATCHES_S
 
 
-class StagingConnection(Protocol):
-    """A connection with staged publishes, whose answers are due."""
+class StagedReplies(Protocol):
+    """The due answers of a connection with staged publishes."""
 
     def settle(self, durable_position: int | None) -> bool:
         """Answer committed publishes that are durable up to a position, or all written ones for
@@ -88,12 +88,6 @@ class GroupCommit:
     Args:
         options: the flush mode and its intervals.
         answers_confirmed: whether answers wait until replicas have what they are about.
-
-    Attributes:
-        answers_at_once: whether a reply need not wait once its message is written.
-        answers_flushed: whether a reply waits for nothing but this broker's flush.
-        flusher: flushes the log and makes its checkpoints.
-        ticks: a connection that has received bytes reports it here.
     """
 
     def __init__(
@@ -111,29 +105,31 @@ class GroupCommit:
         self._sync_every = options.sync_every or 1
         self.answers_confirmed = answers_confirmed
         self.answers_at_once = not self._sync and not answers_confirmed
+        """Whether a reply need not wait once its message is written."""
         self.answers_flushed = self._sync and not answers_confirmed
+        """Whether a reply waits for nothing but this broker's flush."""
         self.flusher = Flusher(broker, log, self._became_durable)
         self.on_log_moved: Callable[[], None] = lambda: None
         """Called when the log has grown in a tick, or has become durable."""
         self.ticks = LoopTicks(self._loop.call_soon, self.end_tick)
         self._journal = JournalWriter(broker, options.journal_interval_ns)
-        self._staged: dict[StagingConnection, None] = {}
-        self._awaiting: dict[StagingConnection, None] = {}
-        """The connections whose answers wait for a flush."""
+        self._staged: dict[StagedReplies, None] = {}
+        self._awaiting: dict[StagedReplies, None] = {}
+        """Those that wait for a flush."""
         self._waiting: list[tuple[Receipt, asyncio.Future[None]]] = []
         """The callers of `settled`."""
         self._flushed_count = 0
 
     # connections
 
-    def stage(self, connection: StagingConnection) -> None:
-        """Settle a connection with staged messages at the end of this tick."""
-        self._staged[connection] = None
+    def stage(self, replies: StagedReplies) -> None:
+        """Settle the answers to staged messages at the end of this tick."""
+        self._staged[replies] = None
 
-    def forget(self, connection: StagingConnection) -> None:
-        """Stop settling a closed connection."""
-        self._staged.pop(connection, None)
-        self._awaiting.pop(connection, None)
+    def forget(self, replies: StagedReplies) -> None:
+        """Stop settling those of a closed connection."""
+        self._staged.pop(replies, None)
+        self._awaiting.pop(replies, None)
 
     @property
     def durable_position(self) -> int | None:
@@ -141,6 +137,11 @@ class GroupCommit:
         if self.answers_confirmed:
             return self._broker.confirmed_position
         return self._broker.log.durable_position if self._sync else None
+
+    @property
+    def changed_position(self) -> int:
+        """The position of the last change of topics or channels."""
+        return self._broker.changed_position
 
     def covers(self, position: int) -> bool:
         """Return whether the flush mode's promise holds for the log up to a position."""
@@ -181,7 +182,7 @@ class GroupCommit:
         Raises:
             WritesRefused: it never will.
         """
-        await self._settled_to(self._broker.changed_position)
+        await self._settled_to(self.changed_position)
 
     async def _settled_to(self, position: int) -> None:
         if not self.covers(position):
@@ -213,8 +214,8 @@ class GroupCommit:
                 self._awaiting.update(staged)
                 self.answer()  # Refusals need not wait.
             else:
-                for connection in staged:
-                    connection.settle(None)
+                for replies in staged:
+                    replies.settle(None)
         if not self._sync:
             unflushed = self._broker.stored_count - self._flushed_count
             # No client waits for this flush, so it leaves the disk most of the time to others.
@@ -250,11 +251,11 @@ class GroupCommit:
         if self._broker.transfers:
             self._broker.transfers.settle()
         position = self.durable_position
-        for connection in list(self._awaiting):
+        for replies in list(self._awaiting):
             if log.failed is not None:
-                connection.fail(WritesRefused(log.failed))
-            if not connection.settle(position):
-                del self._awaiting[connection]
+                replies.fail(WritesRefused(log.failed))
+            if not replies.settle(position):
+                del self._awaiting[replies]
         waiting, self._waiting = self._waiting, []
         for receipt, future in waiting:
             if future.done():
@@ -270,9 +271,9 @@ class GroupCommit:
 
     def refuse_waiting(self, error: WritesRefused) -> None:
         """Refuse all publishes that wait for replicas, which may never confirm them."""
-        for connection in list(self._awaiting):
-            connection.fail(error)
-            connection.settle(self.durable_position)
+        for replies in list(self._awaiting):
+            replies.fail(error)
+            replies.settle(self.durable_position)
         self._awaiting.clear()
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:

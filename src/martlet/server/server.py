@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.authorizer import AuthServers
     from martlet.server.nsq.clients import Clients
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.nsq.flush_timeouts import FlushTimeouts
+    from martlet.server.nsq.publish import FlushTimeouts
     from martlet.server.observability.stats import StatsSource
     from martlet.server.rpc.registry import CallRegistry
 
@@ -54,7 +54,7 @@ class Server:
     timer: DueTimer
     reclaimer: HistoryReclaimer
     disk_space: DiskSpace
-    clients: Clients[ClientConnection]
+    clients: Clients
     connect: Callable[..., ClientConnection]
     """Makes the connection of an accepted client; it may be given the client's address."""
     routes: Callable[[], Routes]

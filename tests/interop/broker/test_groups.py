@@ -516,12 +516,12 @@ async def test_a_client_that_reads_no_answers_gets_no_more_of_them(broker: Broke
         while not (fresh := set(broker.server.connections) - before):
             await connection.call("group.list")
         (slow,) = fresh
-        while not slow.held_up:
+        while not slow.input.is_held_up:
             await connection.call("group.list")
         for _ in range(50):
             await connection.call("group.list")
         # An answer is begun below the limit, and has both messages.
-        assert slow.transport.get_write_buffer_size() < LIMIT_BYTES + 2 * len(big) + 1000
+        assert slow.output.transport.get_write_buffer_size() < LIMIT_BYTES + 2 * len(big) + 1000
         got = 0
         while got < 100 * 2 * len(big):
             got += len(await reader.read(1 << 20))

@@ -184,13 +184,11 @@ class Twin:
         # It goes by the real clock; `pass_time` writes the journal instead.
         self.server.commits._journal.turn_ended = lambda: None  # type: ignore[method-assign]
 
-    def _lane(
-        self, broker: Any, connection_type: Any, received: bytearray, flusher: Flusher | None
-    ) -> Lane | None:
+    def _lane(self, broker: Any, received: bytearray, flusher: Flusher | None) -> Lane | None:
         if not self.compiled:
             return None
         assert native is not None
-        return Lane(native, self.epoll.fileno(), broker, connection_type, received, flusher)
+        return Lane(native, self.epoll.fileno(), broker, received, flusher)
 
     @contextmanager
     def own_way(self) -> Iterator[None]:

@@ -338,7 +338,7 @@ async def test_calls_beyond_the_limit_wait_until_others_are_confirmed(client: Cl
     calls = [commands.call(number, "message.give_back", fields) for number in range(some)]
     client.wire.send(b"".join(calls))
     connections = list(held.server.connections)
-    await until(lambda: any(len(each.begun_calls) == MAX_CALLS for each in connections))
+    await until(lambda: any(len(each.caller.begun) == MAX_CALLS for each in connections))
     held.release()
     for _ in range(some):
         assert b"error" not in (await client.frame(v2.FrameType.ANSWER)).data
@@ -429,7 +429,7 @@ async def test_a_new_route_waits_though_nobody_has_thought_of_it(held: HeldBroke
 async def test_a_new_command_waits_though_nobody_has_thought_of_it(held: HeldBroker) -> None:
     def change(connection: ClientConnection, command: object) -> None:
         held.core.topic("new")
-        connection.reply(v2.OK)
+        connection.replies.reply(v2.OK)
 
     wire = await Wire.open(held.broker.tcp_address)
     wire.send(b"NOP\n")

@@ -255,7 +255,7 @@ def _decoded(body: bytes, is_cut: bool) -> str:
 
 
 def _client(consumer: ChannelConsumer) -> dict[str, object]:
-    connection = cast("ClientConnection", consumer.client)
+    connection = cast("ClientConnection", cast(Any, consumer.client).connection)
     identity = connection.identity
     return {
         "client_id": identity.client_id,

@@ -36,13 +36,15 @@ class AckCommands:
 
     def finish_run(self, connection: ClientConnection, command: v2.FinishRun) -> None:
         """Finish many messages."""
-        channel, consumer = connection.subscription()
+        subscription = connection.subscription
+        assert subscription is not None
+        channel, consumer = subscription.channel, subscription.consumer
         base = np.uint64(channel.queue.id_base)
-        connection.cork()
+        subscription.cork()
         try:
             left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
         finally:
-            connection.uncork()
+            subscription.uncork()
         if not len(left):
             return
         errors: list[bytes] = []
@@ -54,11 +56,11 @@ class AckCommands:
                 self._events.refused(connection.remote_address, refusal)
                 errors.append(refusal.frame())
         if errors:
-            connection.reply(b"".join(errors))
+            connection.replies.reply(b"".join(errors))
 
     def finish(self, connection: ClientConnection, command: v2.Finish) -> None:
         """FIN."""
-        channel, consumer = connection.subscription()
+        channel, consumer = connection.subscribed()
         try:
             channel.finish(consumer, channel.queue.offset_of(command.id))
         except (NotInFlight, ValueError) as error:
@@ -66,7 +68,7 @@ class AckCommands:
 
     def requeue(self, connection: ClientConnection, command: v2.RequeueCommand) -> None:
         """REQ."""
-        channel, consumer = connection.subscription()
+        channel, consumer = connection.subscribed()
         delay_ns = command.delay_ms * MILLISECOND_NS
         max_ns = self._max_requeue_ns
         if delay_ns > max_ns:
@@ -83,7 +85,7 @@ class AckCommands:
 
     def touch(self, connection: ClientConnection, command: v2.Touch) -> None:
         """TOUCH."""
-        channel, consumer = connection.subscription()
+        channel, consumer = connection.subscribed()
         try:
             channel.touch(consumer, channel.queue.offset_of(command.id))
         except (NotInFlight, ValueError) as error:
@@ -91,7 +93,7 @@ class AckCommands:
 
     def started(self, connection: ClientConnection, command: v2.StartedCommand) -> None:
         """STARTED."""
-        channel, consumer = connection.subscription()
+        channel, consumer = connection.subscribed()
         try:
             channel.started(consumer, channel.queue.offset_of(command.id))
         except (NotInFlight, ValueError):

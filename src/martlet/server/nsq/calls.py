@@ -6,16 +6,21 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.outcome import WAIT, Outcome
+from martlet.server.http.access import OLD_TLS
+from martlet.server.listening_socket import is_local
+from martlet.server.nsq.command_input import WAIT, Outcome
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.registry import Answer, Reply, encoded, reply_of
 
 if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.server.http.access import Operators
     from martlet.server.nsq.connection import ClientConnection
     from martlet.server.rpc.registry import CallRegistry
 
@@ -23,6 +28,105 @@ MAX_CALLS = 1000
 """The maximum number of unanswered calls of one connection: of those that wait for something, and
 of those whose change is not confirmed yet. More of the first are refused; more of the second wait.
 """
+
+
+class ConnectedCaller:
+    """A client as the caller of methods: its rights, and its unanswered calls.
+
+    Args:
+        client: the client's connection.
+        operators: who may make operators' calls, where there are no auth servers.
+        is_vouched_for: whether the replica that accepted the client says that it is an operator.
+    """
+
+    is_gone = False
+    """Always False: calls are cancelled when the client is gone."""
+
+    def __init__(
+        self, client: ClientConnection, operators: Operators, *, is_vouched_for: bool
+    ) -> None:
+        self._client = client
+        self._operators = operators
+        self._is_vouched_for = is_vouched_for
+        self.waiting: set[asyncio.Task[None]] = set()
+        """The calls that wait for something."""
+        self.begun: set[asyncio.Task[None]] = set()
+        """The calls whose changes are not confirmed yet."""
+        self.when_gone: dict[object, Callable[[], None]] = {}
+        """Functions to call when the client is gone, by key."""
+
+    def leave(self) -> None:
+        """Cancel the calls, and call what waits for the client's end."""
+        for call in (*self.waiting, *self.begun):
+            call.cancel()
+        leaving, self.when_gone = list(self.when_gone.values()), {}
+        with ExitStack() as stack:  # Calls all, though one of them raises.
+            for leave in reversed(leaving):
+                stack.callback(leave)
+
+    def answer(self, frame: bytes) -> None:
+        """Answer a call, ahead of other due answers."""
+        if not self._client.closing:
+            self._client.output.send(frame)
+            self._client.output.check()
+
+    # its connection
+
+    @property
+    def remote_address(self) -> str:
+        """As ``address:port``."""
+        return self._client.remote_address
+
+    @property
+    def connection(self) -> ConnectedCaller:
+        """Itself."""
+        return self
+
+    @property
+    def channel(self) -> Channel | PartitionedChannel | None:
+        """The channel that the client consumes."""
+        subscription = self._client.subscription
+        return None if subscription is None else subscription.channel
+
+    def subscription(self) -> tuple[Channel | PartitionedChannel, Any]:
+        """The channel and its consumer, which is a subscriber if there are several queues."""
+        return self._client.subscribed()
+
+    async def drained(self) -> None:
+        """Wait until the client has read most of the output."""
+        await self._client.output.drained()
+
+    # its rights
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the client is an operator: never one that an auth server decides about."""
+        if self._client.guard is not None:
+            return False
+        tls = self._client.tls
+        tls_version = "" if tls is None else tls.version
+        if self._is_vouched_for:
+            return tls_version not in OLD_TLS  # The client speaks TLS with this replica.
+        return self._operators.include(
+            is_local=not self._client.is_spliced and is_local(self._client.output.transport),
+            has_certificate=tls is not None and tls.has_certificate,
+            tls_version=tls_version,
+        )
+
+    def may_publish(self, topic: str) -> None:
+        """Check that the client may publish to a topic. Raises CallError."""
+        if self._client.guard is not None:
+            _require(partial(self._client.guard.may_publish, "PUB", topic))
+
+    def may_read(self, topic: str) -> None:
+        """Check that the client may read a topic. Raises CallError."""
+        if self._client.guard is not None:
+            _require(partial(self._client.guard.may_read, topic))
+
+    def may_consume(self, topic: str, channel: str) -> None:
+        """Check that the client may subscribe to a channel. Raises CallError."""
+        if self._client.guard is not None:
+            _require(partial(self._client.guard.may_consume, topic, channel))
 
 
 class CallCommand:
@@ -48,27 +152,27 @@ class CallCommand:
         The command waits while the client does not read its answers, which may be large, and while
         many changes are not confirmed.
         """
-        if connection.held_up and connection.consumer is None:
+        if connection.input.is_held_up and connection.subscription is None:
             return WAIT
         if connection.guard is not None and connection.guard.given is None:
             _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
         elif not self._registry.waits(command.method):
-            if len(connection.begun_calls) >= MAX_CALLS:
+            if len(connection.caller.begun) >= MAX_CALLS:
                 return WAIT
             with self._answering(connection, command) as answer:
-                begun = self._registry.begin(connection, command.method, command.fields)
+                begun = self._registry.begin(connection.caller, command.method, command.fields)
                 if not inspect.isawaitable(begun):
                     answer(reply_of(begun))
                 else:
                     answering = self._answer_begun(connection, command, begun)
-                    task = self._start(answering, connection, connection.begun_calls)
+                    task = self._start(answering, connection, connection.caller.begun)
                     # A task that is cancelled before its first step has not awaited it.
                     task.add_done_callback(lambda _: begun.close())
-        elif len(connection.calls) >= MAX_CALLS:
+        elif len(connection.caller.waiting) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
         else:
-            self._start(self._answer(connection, command), connection, connection.calls)
+            self._start(self._answer(connection, command), connection, connection.caller.waiting)
         return None
 
     def _start(
@@ -84,9 +188,9 @@ class CallCommand:
         return task
 
     async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
-        await connection.drained()
+        await connection.output.drained()
         with self._answering(connection, command) as answer:
-            answer(await self._registry.run(connection, command.method, command.fields))
+            answer(await self._registry.run(connection.caller, command.method, command.fields))
 
     async def _answer_begun(
         self, connection: ClientConnection, command: v2.Call, begun: Coroutine[Any, Any, Answer]
@@ -102,7 +206,7 @@ class CallCommand:
 
         def answer(reply: Reply) -> None:
             fields, data = reply
-            connection.send_answer(v2.answer(command.number, encoded(fields), data))
+            connection.caller.answer(v2.answer(command.number, encoded(fields), data))
 
         try:
             yield answer
@@ -120,10 +224,20 @@ def _has_answered(
     tasks.discard(task)
     if not task.cancelled() and isinstance(error := task.exception(), Exception):
         connection.break_off(error)  # The answer could not be sent.
-    elif tasks is connection.begun_calls:
+    elif tasks is connection.caller.begun:
         connection.go_on()
 
 
 def _refuse(connection: ClientConnection, command: v2.Call, code: str, text: str) -> None:
     fields = {"error": {"code": code, "text": text}}
-    connection.send_answer(v2.answer(command.number, encoded(fields)))
+    connection.caller.answer(v2.answer(command.number, encoded(fields)))
+
+
+def _require(permission: Callable[[], bool]) -> None:
+    """Check a permission of an auth server. Raises CallError."""
+    try:
+        is_known = permission()
+    except v2.ProtocolError as error:
+        raise CallError("FORBIDDEN", str(error)) from None
+    if not is_known:
+        raise CallError("TRY_AGAIN", "the auth server is being asked again")

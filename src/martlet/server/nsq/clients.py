@@ -4,55 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.observability.event_log import EventLog
 
 
-class OpenConnection(Protocol):
-    """A connection of one client.
-
-    Attributes:
-        remote_address: as ``address:port``.
-        greeted: whether the client has named its protocol.
-    """
-
-    remote_address: str
-    greeted: bool
-
-    def close(self) -> None:
-        """Send due answers, then close."""
-
-    def abort(self) -> None:
-        """Close at once."""
-
-
-ConnectionT = TypeVar("ConnectionT", bound=OpenConnection)
-
-
-class Clients(Generic[ConnectionT]):
+class Clients:
     """The open connections.
 
     Args:
         max_count: the maximum number of connections, 0 for no limit.
         events: logs new and closed connections.
         log: takes refusals.
-
-    Attributes:
-        connections: all open ones.
-        is_stopping: whether the broker is closing them to stop.
     """
 
     def __init__(self, max_count: int, events: EventLog, log: logging.Logger) -> None:
         self._max_count = max_count
         self._events = events
         self._log = log
-        self.connections: set[ConnectionT] = set()
+        self.connections: set[ClientConnection] = set()
+        """All open ones."""
         self.is_stopping = False
+        """Whether the broker is closing them to stop."""
         self._empty: asyncio.Event | None = None
 
-    def opened(self, connection: ConnectionT) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """Count a new connection, or abort one beyond the limit or while the broker stops."""
         self.connections.add(connection)
         if self.is_stopping:
@@ -67,7 +45,7 @@ class Clients(Generic[ConnectionT]):
         else:
             self._events.opened(connection.remote_address)
 
-    def closed(self, connection: ConnectionT, error: Exception | None) -> None:
+    def closed(self, connection: ClientConnection, error: Exception | None) -> None:
         """Uncount a closed connection."""
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:

@@ -6,6 +6,7 @@ that, unless it is one of `AT_ONCE`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from martlet.protocol.nsq import v2
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
     from martlet.server.nsq.acks import AckCommands
     from martlet.server.nsq.calls import CallCommand
+    from martlet.server.nsq.command_input import Outcome
     from martlet.server.nsq.connection import ClientConnection, Handler
     from martlet.server.nsq.handshake import SessionCommands
-    from martlet.server.nsq.outcome import Outcome
     from martlet.server.nsq.publish import PublishCommands
 
 AT_ONCE = frozenset(
@@ -63,6 +64,6 @@ def settled(kind: type, handler: Handler) -> Handler:
     verb = _VERBS.get(kind, kind.__name__.upper())
 
     def handle(connection: ClientConnection, command: Any) -> Outcome:
-        return connection.settle_change(verb, handler, command)
+        return connection.replies.settle_change(verb, partial(handler, connection, command))
 
     return handle

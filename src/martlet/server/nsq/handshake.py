@@ -12,7 +12,7 @@ from martlet.broker.queue.queue_log import ID_MASK
 from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
-from martlet.server.nsq.outcome import WAIT, Outcome
+from martlet.server.nsq.command_input import WAIT, Outcome
 from martlet.server.nsq.upgrade import Upgrade
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SessionCommands:
             raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
         connection.heartbeat.start()
         connection.decoder.extended = connection.identity.extended
-        connection.reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
+        connection.replies.reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
         if agreement.upgrades:
             return Upgrade(connection, agreement, self._upgrades)
         return None
@@ -75,7 +75,7 @@ class SessionCommands:
         answer = connection.guard.authenticate(command.secret)
         if answer is None:
             return WAIT
-        connection.reply(v2.frame(v2.FrameType.RESPONSE, answer))
+        connection.replies.reply(v2.frame(v2.FrameType.RESPONSE, answer))
         return None
 
     def subscribe(self, connection: ClientConnection, command: v2.Subscribe) -> Outcome:
@@ -88,8 +88,9 @@ class SessionCommands:
         try:
             topic = self._broker.topic(command.topic)
             channel = topic.opened_channel(command.channel)
-            consumer = channel.add_consumer(
-                connection,
+            subscription = connection.subscription_type(connection, topic, channel)
+            subscription.consumer = consumer = channel.add_consumer(
+                subscription,
                 identity.msg_timeout_ns,
                 identity.sample_rate,
                 with_properties=identity.extended,
@@ -102,27 +103,28 @@ class SessionCommands:
         except (TooMany, WritesRefused) as error:
             raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
         consumer.progress.in_order = identity.in_order
-        connection.subscribed(topic, channel, consumer)
-        connection.reply(v2.OK)
+        connection.subscription = subscription
+        connection.decoder.state = v2.ParserState.SUBSCRIBED
+        connection.replies.reply(v2.OK)
         if identity.in_order:
-            connection.reply(v2.channel_frame(id_base=channel.queue.id_base & ID_MASK))
+            connection.replies.reply(v2.channel_frame(id_base=channel.queue.id_base & ID_MASK))
         if channel.max_attempts and identity.says_started:
-            connection.failures_counted(channel.max_attempts)
+            subscription.failures_counted(channel.max_attempts)
         return None
 
     def ready(self, connection: ClientConnection, command: v2.Ready) -> None:
         """RDY."""
         if connection.state == v2.ParserState.SUBSCRIBED:
-            channel, consumer = connection.subscription()
+            channel, consumer = connection.subscribed()
             channel.set_ready(consumer, command.count)
 
     def close(self, connection: ClientConnection, command: v2.Close) -> None:
         """CLS: stop delivering."""
-        channel, consumer = connection.subscription()
+        channel, consumer = connection.subscribed()
         connection.decoder.state = v2.ParserState.CLOSING
         consumer.progress.takes_no_more = True
         channel.set_ready(consumer, 0)
-        connection.reply(v2.CLOSE_WAIT)
+        connection.replies.reply(v2.CLOSE_WAIT)
 
     def do_nothing(self, connection: ClientConnection, command: v2.Nop) -> None:
         """NOP."""

@@ -9,10 +9,10 @@ broker itself was stopped: what it sent meanwhile is read before it is judged.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.protocol.nsq.negotiation import ClientIdentity
+    from martlet.server.nsq.connection import ClientConnection
 
 _LATE_S = 0.5
 """A heartbeat that is later was held up by the broker."""
@@ -20,36 +20,10 @@ _GRACE_S = 0.1
 """The time in which the loop reads what came meanwhile."""
 
 
-class BeatingConnection(Protocol):
-    """A connection with a heartbeat.
-
-    Attributes:
-        identity: has the interval.
-        heard: whether a command has come since the last heartbeat.
-    """
-
-    identity: ClientIdentity
-    heard: bool
-
-    @property
-    def held_up(self) -> bool:
-        """Whether reading of the client's commands is paused."""
-
-    def beat(self) -> None:
-        """Send a heartbeat."""
-
-    def drop(self, reason: str) -> None:
-        """Close at once: the client is gone."""
-
-
 class Heartbeat:
-    """The heartbeat of one connection.
+    """The heartbeat of one connection."""
 
-    Args:
-        connection: the connection.
-    """
-
-    def __init__(self, connection: BeatingConnection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
@@ -84,7 +58,7 @@ class Heartbeat:
             self._beat_after(_GRACE_S)
             return
         connection = self._connection
-        self._silent = 0 if connection.heard or connection.held_up else self._silent + 1
+        self._silent = 0 if connection.heard or connection.input.is_held_up else self._silent + 1
         connection.heard = False
         if self._silent >= 2:
             connection.drop("was silent for two heartbeats")

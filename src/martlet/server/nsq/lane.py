@@ -28,6 +28,7 @@ from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.log.storage import DiskSegment
 from martlet.native import ELSEWHERE, native
+from martlet.server.nsq.subscription import ClientSubscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,6 @@ class Lane:
         functions: the compiled hot path.
         epoll: the descriptor that the loop polls.
         broker: stores the messages.
-        connection_type: the class of the connections; their subclasses are left to Python.
         received: the shared receive buffer.
         flusher: flushes what PUBs have stored, before they are answered; None with a flush mode
             that answers once they are written.
@@ -56,7 +56,6 @@ class Lane:
         functions: Native,
         epoll: int,
         broker: BrokerCore,
-        connection_type: type[ClientConnection],
         received: bytearray,
         flusher: Flusher | None,
     ) -> None:
@@ -79,17 +78,23 @@ class Lane:
             Delivery,
             Channel,
             ChannelConsumer,
-            connection_type,
+            ClientSubscription,
         )
 
-    def add(self, connection: ClientConnection, fd: int) -> None:
-        """Serve a connection from now on."""
-        assert fd not in self._connections
-        self._connections[fd] = connection
+    def add(self, connection: ClientConnection) -> None:
+        """Serve a connection from now on, if it has a socket."""
+        sock = connection.output.transport.get_extra_info("socket")
+        if sock is not None:
+            fd = connection.output.fd = sock.fileno()
+            assert fd not in self._connections
+            self._connections[fd] = connection
 
-    def remove(self, fd: int) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Leave a connection to the loop from now on, before its socket is closed."""
-        del self._connections[fd]
+        output = connection.output
+        if output.fd >= 0:
+            del self._connections[output.fd]
+            output.fd = -1
 
     def serve(self, window_ns: int, budget_ns: int) -> int:
         """Serve connections for at most `budget_ns`, until none has sent anything for `window_ns`,
@@ -108,12 +113,11 @@ class Lane:
 
     def _await_flush(self, connection: ClientConnection, _: int) -> None:
         """Answer a stored PUB after the flush at the turn's end."""
-        connection.promise_flushed(self._log.position)
+        connection.replies.promise_flushed(self._log.position)
 
 
 def open_lane(
     broker: BrokerCore,
-    connection_type: type[ClientConnection],
     received: bytearray,
     flusher: Flusher | None,
 ) -> Lane | None:
@@ -121,7 +125,7 @@ def open_lane(
     backend: Callable[[], int] | None = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
     if native is None or backend is None:
         return None
-    return Lane(native, backend(), broker, connection_type, received, flusher)
+    return Lane(native, backend(), broker, received, flusher)
 
 
 def _feed(connection: ClientConnection, nbytes: int) -> None:

@@ -1,6 +1,6 @@
-"""The output queue: the bytes that wait to be sent to one client.
+"""The output queue: the way to one client, and the bytes that wait to be sent to it.
 
-The transport holds the bytes; this module keeps the limit. At the limit the client is paused: until
+The transport holds the bytes; the queue keeps the limit. At the limit the client is paused: until
 it has read most of the output, it gets no more messages, and the broker reads none of its commands
 that need an answer. A paused client that reads nothing for a while is dropped, so that other
 consumers get its messages; one that reads, however slowly, is not. nsqd has a deadline for each
@@ -28,41 +28,35 @@ limit its other commands could add answers for ever.
 
 
 class OutputQueue:
-    """The limit of one client's transport.
+    """The output of one client.
 
     Args:
-        transport: holds the bytes.
+        transport: the socket's, which holds the bytes.
         on_stuck: called when the client reads nothing.
-
-    Attributes:
-        full: whether the limit is reached.
     """
 
-    __slots__ = (
-        "_loop",
-        "_on_stuck",
-        "_patience_s",
-        "_timer",
-        "_transport",
-        "_unsent_bytes",
-        "_waiting",
-        "full",
-    )
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        on_stuck: Callable[[], None],
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, on_stuck: Callable[[], None]) -> None:
         transport.set_write_buffer_limits(high=LIMIT_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
+        self._lowest = transport
+        self.transport = transport
+        """Takes what is sent: the socket's, or a layer's after an upgrade."""
         self._on_stuck = on_stuck
         self._timer: asyncio.TimerHandle | None = None
         self._patience_s = 0.0
         self._unsent_bytes: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
+        self.fd = -1
+        """The socket, while the lane serves the connection."""
         self.full = False
+        """Whether the limit is reached."""
+
+    def send(self, data: bytes) -> None:
+        """Send answers; while the limit is reached, no more commands are read."""
+        self.transport.write(data)
+        if self.full:
+            # A client that asks and never reads must not accumulate answers without limit.
+            self.transport.pause_reading()
 
     def filled(self, patience_ns: int) -> None:
         """Note that the limit is reached: check every `patience_ns` whether the client reads."""
@@ -79,7 +73,7 @@ class OutputQueue:
         """Drop a client that has read nothing since the last check. The first check only records
         the size: bytes already in transit when the queue filled up follow it.
         """
-        unsent = self._transport.get_write_buffer_size() + self._held_by_kernel()
+        unsent = self._lowest.get_write_buffer_size() + self._held_by_kernel()
         if self._unsent_bytes is not None and unsent >= self._unsent_bytes:
             self._on_stuck()
             return
@@ -88,7 +82,7 @@ class OutputQueue:
 
     def _held_by_kernel(self) -> int:
         """Return the bytes that the client's machine has not acknowledged; 0 if unknown."""
-        sock = self._transport.get_extra_info("socket")
+        sock = self._lowest.get_extra_info("socket")
         try:
             unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:
@@ -106,7 +100,7 @@ class OutputQueue:
 
     def check(self) -> None:
         """Drop a client that asks for more and more and reads nothing."""
-        if self._transport.get_write_buffer_size() > MAX_BYTES:
+        if self._lowest.get_write_buffer_size() > MAX_BYTES:
             self._on_stuck()
 
     async def drained(self) -> None:

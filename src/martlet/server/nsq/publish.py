@@ -39,8 +39,11 @@ Answers keep the order of the commands: one that need not wait comes after one t
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count as counted
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import (
@@ -57,8 +60,8 @@ from martlet.names import PutStatus
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
 from martlet.server.delivery_time import deliver_at_ns
+from martlet.server.nsq.command_input import WAIT, Outcome
 from martlet.server.nsq.lane import open_lane
-from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.begun_transactions import begin_open, refused
@@ -71,7 +74,7 @@ if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.nsq.flush_timeouts import FlushTimeouts
+    from martlet.server.nsq.reply_queue import ReplyQueue
     from martlet.server.observability.event_log import EventLog
     from martlet.server.observability.replication import Replication
 
@@ -111,6 +114,8 @@ _COMMIT_OPTIONS = (
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _MAX_TIMES = 10_000
 _MAX_CLAIM_MS = 3_600_000
+_GRAIN_S = 0.01
+"""The time within which flush timeouts are handled together."""
 CODES: dict[type[Exception], str] = {
     LimitReached: "LIMIT_REACHED",
     NotFound: "NO_QUEUE",
@@ -127,34 +132,30 @@ class LonePublish:
         broker: stores the messages.
         commits: knows whether a message may be answered once it is written.
         buffer: the shared receive buffer.
-        connection_type: the class of the connections, for the compiled way.
-
-    Attributes:
-        lane: the compiled way; None where nothing is compiled, or answers wait
-            for replicas.
     """
 
-    def __init__(
-        self,
-        broker: BrokerCore,
-        commits: GroupCommit,
-        buffer: bytearray,
-        connection_type: type[ClientConnection],
-    ) -> None:
+    def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
         self._waits_for_replicas = commits.answers_confirmed
         flusher = commits.flusher if commits.answers_flushed else None
-        self.lane = (
-            None
-            if self._waits_for_replicas
-            else open_lane(broker, connection_type, buffer, flusher)
-        )
-        if self.lane is not None:
-            commits.ticks.serve = self.lane.serve
+        self._lane = None if self._waits_for_replicas else open_lane(broker, buffer, flusher)
+        """The compiled path; None where nothing is compiled, or answers wait for replicas."""
+        if self._lane is not None:
+            commits.ticks.serve = self._lane.serve
         self._broker = broker
         self._answers_at_once = commits.answers_at_once
         self._ticks = commits.ticks
         self._buffer = buffer
         self._view = memoryview(buffer)
+
+    def serve(self, connection: ClientConnection) -> None:
+        """Serve a connection by the lane from now on, if there is one and it has a socket."""
+        if self._lane is not None:
+            self._lane.add(connection)
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Leave a connection to the loop from now on, before its socket is closed."""
+        if self._lane is not None:
+            self._lane.remove(connection)
 
     def publish(self, connection: ClientConnection, nbytes: int) -> bool:
         """Append a PUB at once, instead of at the tick's end, and answer it unless the answer waits
@@ -162,7 +163,7 @@ class LonePublish:
 
         Returns False if the bytes are another command, or the PUB must wait.
         """
-        if connection.replies or self._ticks.crowded or self._waits_for_replicas:
+        if connection.replies.due or self._ticks.crowded or self._waits_for_replicas:
             return False
         lone = connection.decoder.lone_publish(self._buffer, nbytes)
         if lone is None:
@@ -182,9 +183,9 @@ class LonePublish:
         counters = connection.message_counters
         counters[name] = counters.get(name, 0) + 1
         if self._answers_at_once:
-            connection.transport.write(v2.OK)
+            connection.output.transport.write(v2.OK)
         else:
-            connection.promise_flushed(self._broker.log.position)
+            connection.replies.promise_flushed(self._broker.log.position)
         return True
 
 
@@ -255,6 +256,55 @@ class StoredSend(DeferredReply):
         """Return the answer if they were refused."""
         self.is_answered = True
         return refusal(error)
+
+
+class FlushTimeouts:
+    """The SENDs that wait for a flush: one that waits too long is answered that its messages are
+    stored, though a power cut may still lose them.
+
+    Args:
+        commits: has the position up to which the log is durable.
+    """
+
+    def __init__(self, commits: GroupCommit) -> None:
+        self._commits = commits
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[float, int, ReplyQueue, StoredSend]] = []
+        self._numbers = counted()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, replies: ReplyQueue, stored: StoredSend, timeout_ms: int) -> None:
+        """Answer a send after its timeout, unless it is answered by then."""
+        waiting = self._waiting
+        while waiting and waiting[0][3].is_answered:
+            heappop(waiting)
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        heappush(waiting, (deadline_s, next(self._numbers), replies, stored))
+        if self._timer is None or waiting[0][3] is stored:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self.close()
+        if self._waiting:
+            self._timer = self._loop.call_at(self._waiting[0][0], self._answer_late)
+
+    def _answer_late(self) -> None:
+        now_s = self._loop.time() + _GRAIN_S
+        late: dict[ReplyQueue, None] = {}
+        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][3].is_answered):
+            _, _, replies, stored = heappop(self._waiting)
+            if not stored.is_answered and not replies.is_closed:
+                stored.hurry()
+                late[replies] = None
+        for replies in late:
+            replies.settle(self._commits.durable_position)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class NoReply(DeferredReply):
@@ -372,7 +422,7 @@ class PublishCommands:
             ) from error
         counters = connection.message_counters
         counters[command.topic] = counters.get(command.topic, 0) + len(command.bodies)
-        connection.promise(receipt, command.verb, command.commands)
+        connection.replies.promise(receipt, command.verb, command.commands)
         return None
 
     # SEND
@@ -402,7 +452,7 @@ class PublishCommands:
             if no_reply is not None:
                 no_reply.refused(error)
             else:
-                connection.reply(refusal(error))
+                connection.replies.reply(refusal(error))
         return None
 
     def _stage(
@@ -430,7 +480,7 @@ class PublishCommands:
         if sent is not None:
             age_ns = arguments.number("age_ms", 0, max_value=1 << 42) * MILLISECOND_NS
             known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
-        promise: StoredSend | NoReply
+        promise: StoredSend
         if known is not None:
             target = broker.by_id[known.target].target
             assert target is not None
@@ -457,11 +507,9 @@ class PublishCommands:
             counters = connection.message_counters
             counters[command.topic] = counters.get(command.topic, 0) + count
             promise = StoredSend(target, part, stored, waits, replication=self._replication)
-        if no_reply is not None:
-            promise = no_reply
-        elif waits and not self._answers_at_once:
-            self._flush_timeouts.watch(connection, promise, timeout_ms)
-        connection.promise(receipt, "SEND", promise)
+        if no_reply is None and waits and not self._answers_at_once:
+            self._flush_timeouts.watch(connection.replies, promise, timeout_ms)
+        connection.replies.promise(receipt, "SEND", no_reply or promise)
 
     # SEND into a transaction
 
@@ -469,13 +517,13 @@ class PublishCommands:
         try:
             position, added = self._add_half_messages(command, CallArguments(command.options))
         except (BrokerError, WritesRefused) as error:
-            connection.reply(refusal(refused(error)))
+            connection.replies.reply(refusal(refused(error)))
         except CallError as error:
-            connection.reply(refusal(error))
+            connection.replies.reply(refusal(error))
         else:
             receipt = Receipt()
             receipt.position = position
-            connection.promise(receipt, "SEND", added)
+            connection.replies.promise(receipt, "SEND", added)
 
     def _add_half_messages(
         self, command: v2.SendCommand, arguments: CallArguments

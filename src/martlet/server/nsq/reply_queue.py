@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
 from martlet.protocol.nsq import v2
+from martlet.server.nsq.command_input import ANSWER, WAIT, Outcome
+
+if TYPE_CHECKING:
+    from martlet.server.group_commit import GroupCommit
+    from martlet.server.nsq.output_queue import OutputQueue
 
 
 class DeferredReply(ABC):
@@ -40,38 +47,127 @@ other command the bytes, with a receipt and the verb where those behind it wait 
 """
 
 
-class PendingReplies(deque[Answer]):
-    """The answers of one connection, the oldest first."""
+class ReplyQueue:
+    """The due answers of one client.
+
+    Args:
+        output: sends them.
+        commits: settles those that wait for a write or a flush.
+        on_answered: called when no answer is due any more, with whether the last one was a refusal
+            that ends the connection.
+        on_error: called with an unforeseen error: some answer cannot be given.
+    """
+
+    def __init__(
+        self,
+        output: OutputQueue,
+        commits: GroupCommit,
+        on_answered: Callable[[bool], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._output = output
+        self._commits = commits
+        self._on_answered = on_answered
+        self._on_error = on_error
+        self.due: deque[Answer] = deque()
+        """The answers, the oldest first."""
+        self.is_closed = False
+        """Whether the client is gone."""
+        self.settles = False
+        """Whether the next command waits until a change is answered."""
+
+    def reply(self, data: bytes) -> None:
+        """Send an answer, after all that are due before it."""
+        if self.due:
+            self.due.append((None, "", data))
+        else:
+            self._output.send(data)
+
+    def promise(self, receipt: Receipt, verb: str, reply: int | DeferredReply) -> None:
+        """Answer a publish, with a number of OKs or with a reply of its own, when the flush mode's
+        promise holds for its receipt. The verb is for an error.
+        """
+        self.due.append((receipt, verb, reply))
+        self._commits.stage(self)
+
+    def promise_flushed(self, position: int) -> None:
+        """Answer a PUB that is stored once the log is durable up to a position."""
+        receipt = Receipt()
+        receipt.position = position
+        self.promise(receipt, "PUB", 1)
+
+    def settle_change(self, verb: str, handle: Callable[[], Outcome]) -> Outcome:
+        """Handle a command that may change topics or channels. Its answers, and the next commands,
+        wait until the flush mode's promise holds for all such changes. The verb is for an error.
+        """
+        if self.due:
+            return WAIT  # A message must not overtake an answer that waits behind earlier ones.
+        receipt = Receipt()
+        self.due.append((receipt, verb, b""))
+        try:
+            outcome = handle()
+        except BaseException:
+            self.due.clear()
+            raise
+        if outcome is not None:
+            self.due.clear()
+            return outcome
+        receipt.position = self._commits.changed_position
+        self.settles = not self._commits.covers(receipt.position)
+        if self.settles:
+            self._commits.stage(self)
+            return ANSWER
+        self.settle(self._commits.durable_position)
+        return None
 
     def fail(self, error: WritesRefused) -> None:
         """Refuse all publishes that are not durable, since they never will be."""
-        for receipt, _, _ in self:
+        for receipt, _, _ in self.due:
             if receipt is not None and receipt.error is None:
                 receipt.error = error
 
-    def take(self, durable_position: int | None) -> tuple[bytes, bool]:
-        """Take the answers that may be sent now. Returns them, and whether the connection must
-        close.
-
-        Args:
-            durable_position: the position up to which the log is durable; None if answers need no
-                flush.
+    def settle(self, durable_position: int | None) -> bool:
+        """Send the answers that are due: of committed publishes that are durable up to a position,
+        or of all written ones for None. Returns whether any is left.
         """
+        try:
+            data, is_refused = self._take(durable_position)
+            if data:
+                self._output.send(data)
+            if not self.due:
+                self.settles = False
+                self._on_answered(is_refused)
+        except Exception as error:  # The other connections must get their answers all the same.
+            self._on_error(error)
+            return False
+        return bool(self.due)
+
+    def close(self) -> None:
+        """Drop all: the client is gone."""
+        self.is_closed = True
+        self.due.clear()
+        self._commits.forget(self)
+
+    def _take(self, durable_position: int | None) -> tuple[bytes, bool]:
+        """Take the answers that may be sent now. Returns them, and whether the last is a refusal,
+        which ends the connection.
+        """
+        due = self.due
         parts: list[bytes] = []
         reached = float("inf") if durable_position is None else durable_position
-        while self:
-            receipt, verb, reply = self[0]
+        while due:
+            receipt, verb, reply = due[0]
             if receipt is None:
                 assert isinstance(reply, bytes)
                 parts.append(reply)
             elif receipt.error is not None:
                 if isinstance(reply, DeferredReply):
                     parts.append(reply.refused(receipt.error))
-                    self.popleft()
+                    due.popleft()
                     continue
                 text = f"{verb} failed {receipt.error}"
                 parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
-                self.clear()
+                due.clear()
                 return b"".join(parts), True
             elif isinstance(reply, (int, bytes)):
                 if not receipt.position or receipt.position > reached:
@@ -81,5 +177,5 @@ class PendingReplies(deque[Answer]):
                 if not receipt.position or (reply.waits and receipt.position > reached):
                     break
                 parts.append(reply.stored())
-            self.popleft()
+            due.popleft()
         return parts[0] if len(parts) == 1 else b"".join(parts), False

@@ -12,58 +12,74 @@ command is logged by its error alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.block import FRAME_TYPE as PROPERTIES_FRAME
 from martlet.protocol.nsq import v2
+from martlet.server.nsq.command_input import Outcome
 from martlet.server.nsq.connection import ClientConnection
-from martlet.server.nsq.outcome import Outcome
+from martlet.server.nsq.subscription import ClientSubscription
 
 _OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.RequeueCommand)
 """The commands that change a consumer's RDY or its messages in flight."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
 
+class TracedSubscription(ClientSubscription):
+    """A subscription that logs every message."""
+
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """Send messages to the client."""
+        connection = self.connection
+        assert isinstance(connection, TracedConnection)
+        for frame in _message_frames(frames):
+            connection.log.debug(
+                "PROTOCOL(V2): writing msg(%s) to client(%s) - %s",
+                frame[_ID].decode("ascii"),
+                connection.remote_address,
+                frame[FRAME_HEADER_BYTES:].decode("utf-8", "backslashreplace"),
+            )
+        super().send_messages(frames)
+        _log_state(connection)
+
+
 class TracedConnection(ClientConnection):
     """A connection that logs every command and message."""
 
     may_be_brief = False  # so that each publish is handled as a command
+    subscription_type = TracedSubscription
+
+    @property
+    def log(self) -> logging.Logger:
+        """The broker's log."""
+        return self._context.log
 
     def _handle(self, command: v2.Command) -> Outcome:
         for line in describe(command):
-            self._context.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
+            self.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
         outcome = super()._handle(command)
         if isinstance(command, _OF_CONSUMERS):
-            self._log_state()
+            _log_state(self)
         return outcome
 
-    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Send messages to the consumer."""
-        for frame in _each(frames):
-            self._context.log.debug(
-                "PROTOCOL(V2): writing msg(%s) to client(%s) - %s",
-                frame[_ID].decode("ascii"),
-                self.remote_address,
-                frame[FRAME_HEADER_BYTES:].decode("utf-8", "backslashreplace"),
-            )
-        super().send_messages(frames)
-        self._log_state()
 
-    def _log_state(self) -> None:
-        if self.consumer is not None:
-            self._context.log.debug(
-                "[%s] state rdy: %4d inflt: %4d",
-                self.remote_address,
-                self.consumer.ready_count,
-                self.consumer.in_flight_count,
-            )
+def _log_state(connection: TracedConnection) -> None:
+    subscription = connection.subscription
+    if subscription is not None:
+        connection.log.debug(
+            "[%s] state rdy: %4d inflt: %4d",
+            connection.remote_address,
+            subscription.consumer.ready_count,
+            subscription.consumer.in_flight_count,
+        )
 
 
-def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
+def _message_frames(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
     """Yield the frames of messages; those between them have properties of the next ones."""
-    for part in frames:
-        data = bytes(part)
+    for frame in frames:
+        data = bytes(frame)
         at = 0
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4])

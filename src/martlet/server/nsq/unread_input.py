@@ -12,36 +12,16 @@ import asyncio
 import os
 from collections.abc import Iterable
 from time import thread_time_ns
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from martlet.layer.layer import Layer
+
+if TYPE_CHECKING:
+    from martlet.server.nsq.connection import ClientConnection
 
 MAX_UNREAD_BYTES = 1 << 18
 """The FINs of 2,500 messages, nsqd's maximum in flight, are 52,500 bytes."""
 MAX_CPU_NS = 20_000_000
-
-
-class LostConnection(Protocol):
-    """A connection whose transport is closed, which can still handle input."""
-
-    transport: asyncio.Transport
-
-    @property
-    def held_up(self) -> bool:
-        """Whether reading of its commands is paused."""
-
-    @property
-    def has_turn_ahead(self) -> bool:
-        """Whether received commands wait for nothing but their turn."""
-
-    def go_on(self) -> None:
-        """Handle them."""
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Handle the bytes in the buffer."""
 
 
 class _LostTransport(asyncio.Transport):
@@ -70,31 +50,31 @@ class _LostTransport(asyncio.Transport):
         """It is."""
 
 
-def handle_unread(connection: LostConnection) -> None:
+def handle_unread(connection: ClientConnection) -> None:
     """Handle the input that a client sent before its connection was lost.
 
     At most `MAX_UNREAD_BYTES` of it, decoded, and for `MAX_CPU_NS` of the processor's time, since
     it is handled at once: no other connection has its turn in between, and a few compressed bytes
     may become very many.
     """
-    sock = connection.transport.get_extra_info("socket")
+    sock = connection.output.transport.get_extra_info("socket")
     if sock is None:
         return
     layers: list[Layer] = []
-    lowest: Layer | LostConnection = connection
-    transport = connection.transport
+    lowest: Layer | ClientConnection = connection
+    transport = connection.output.transport
     while isinstance(transport, Layer):
         layers.append(transport)
         lowest, transport = transport, transport.lower
-    connection.transport = cast(asyncio.Transport, _LostTransport())
+    connection.output.transport = cast(asyncio.Transport, _LostTransport())
     left = MAX_UNREAD_BYTES
     ends_ns = thread_time_ns() + MAX_CPU_NS
     try:
         while left > 0 and thread_time_ns() < ends_ns:
-            if connection.has_turn_ahead:
+            if connection.input.has_turn_ahead:
                 connection.go_on()
                 continue
-            if connection.held_up:
+            if connection.input.is_held_up:
                 return
             passed = next((count for layer in layers if (count := layer.pass_up())), 0)
             if not passed:

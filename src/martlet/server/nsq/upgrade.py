@@ -23,7 +23,7 @@ from martlet.layer.tls import TlsLayer, reason
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.outcome import ConnectionUpgrade
+from martlet.server.nsq.command_input import ConnectionUpgrade
 from martlet.server.tls import HANDSHAKE_S
 
 if TYPE_CHECKING:
@@ -35,15 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeContext:
-    """The parts of a broker that upgrades share.
-
-    Attributes:
-        tls: the certificate and its settings, if any.
-        space: the buffer in which layers receive encrypted or compressed bytes.
-    """
+    """The parts of a broker that upgrades share."""
 
     tls: ssl.SSLContext | None
+    """The certificate and its settings."""
     space: memoryview
+    """The buffer in which layers receive encrypted or compressed bytes."""
     log: logging.Logger
 
 

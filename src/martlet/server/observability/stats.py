@@ -162,7 +162,9 @@ class StatsSource:
         reports = []
         for connection in list(self._connections):
             if connection.message_counters:
-                reports.append(_client(connection, connection.consumer, topic))
+                subscription = connection.subscription
+                consumer = None if subscription is None else subscription.consumer
+                reports.append(_client(connection, consumer, topic))
                 await pace.rest()
         return reports
 
@@ -228,7 +230,7 @@ async def _channel(
     clients: list[Report] = []
     consumers: list[ChannelConsumer] | list[Subscriber] = channel.consumers
     for consumer in consumers.copy() if include_clients else ():
-        clients.append(_client(consumer.client, consumer, published))
+        clients.append(_client(cast(Any, consumer.client).connection, consumer, published))
         await pace.rest()
     report = _channel_fields(channel)
     report["clients"] = clients if include_clients else None

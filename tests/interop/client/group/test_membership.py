@@ -100,7 +100,7 @@ async def test_a_member_that_is_dismissed_often_is_kept_in_mind_once(broker: Bro
             group.members.dismiss()
             await until(lambda: len(group.members) and consumer.assignment)
             assert present.is_gone
-        kept = [len(connection.when_gone) for connection in broker.server.connections]
+        kept = [len(connection.caller.when_gone) for connection in broker.server.connections]
         assert sum(kept) == 1
 
 

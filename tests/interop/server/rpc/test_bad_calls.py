@@ -124,7 +124,7 @@ async def test_a_client_that_does_not_read_large_answers_gets_no_more_until_it_d
         writer.write(b"".join(commands.call(n, method, fields) for n in range(count)))
         (asked,) = set(broker.server.connections) - before
         async with asyncio.timeout(50):
-            while not asked.held_up:  # noqa: ASYNC110
+            while not asked.input.is_held_up:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         for _ in range(300):
             await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_a_client_that_does_not_read_large_answers_gets_no_more_until_it_d
             frame = await reader.readexactly(size)
             assert frame[:4] == (17).to_bytes(4, "big")
             answered.add(int.from_bytes(frame[4:8], "big"))
-            assert asked.transport.get_write_buffer_size() < 4 << 20
+            assert asked.output.transport.get_write_buffer_size() < 4 << 20
         assert answered == set(range(count))
         writer.close()
 

@@ -163,9 +163,9 @@ async def test_commands_sent_before_a_client_was_lost_count(
         messages = received[4 * len(v2.OK) :]
         ids = [messages[at + 18 : at + 34] for at in range(0, len(messages), 35)]
         (connection,) = broker.server.connections
-        channel, _ = connection.subscription()
+        channel, _ = connection.subscribed()
         lost = asyncio.Event()
-        connection.when_gone[lost] = lost.set
+        connection.caller.when_gone[lost] = lost.set
         # The broker is not asked to read in between.
         client.send(b"".join(b"FIN %s\n" % id for id in ids[:2]))
         client.socket.close()
@@ -198,7 +198,7 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
     async with asyncio.timeout(50), Broker() as broker:
         wire = await Wire.subscribed(broker.tcp_address, "t", "c")
         (connection,) = broker.server.connections
-        broker.server.commits.stage(connection)
+        broker.server.commits.stage(connection.replies)
         wire.close()
         await until(lambda: not broker.server.connections)
     assert "on purpose" in caplog.text
@@ -230,7 +230,7 @@ async def test_unread_input_is_handled_up_to_a_limit() -> None:
         await client.receive(len(v2.OK))
         (connection,) = broker.server.connections
         lost = asyncio.Event()
-        connection.when_gone[lost] = lost.set
+        connection.caller.when_gone[lost] = lost.set
         count = 4 * MAX_UNREAD_BYTES // len(pub("t", b"x" * 1000))
         client.send(pub("t", b"x" * 1000) * count)
         client.socket.close()
@@ -250,7 +250,7 @@ async def test_unread_input_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch
         await client.receive(len(v2.OK))
         (connection,) = broker.server.connections
         lost = asyncio.Event()
-        connection.when_gone[lost] = lost.set
+        connection.caller.when_gone[lost] = lost.set
         client.send(pub("t", b"x") * 100)
         client.socket.close()
         connection.beat()
@@ -310,8 +310,8 @@ async def test_a_run_of_fins_sends_the_messages_of_all_queues_at_once(
         wire.send(b"RDY 8\n")
         got = [await wire.message() for _ in range(8)]
         (connection,) = broker.server.connections
-        counting = CountingTransport(connection.transport)
-        connection.transport = cast(asyncio.Transport, counting)
+        counting = CountingTransport(connection.output.transport)
+        connection.output.transport = cast(asyncio.Transport, counting)
         wire.send(b"".join(b"FIN %s\n" % message.id for message in got))
         after = [await wire.message() for _ in range(8)]
         assert {message.id for message in after}.isdisjoint(message.id for message in got)
@@ -345,7 +345,7 @@ async def test_a_client_that_has_said_its_protocol_has_no_such_limit() -> None:
 
 async def test_a_connection_that_begins_while_the_broker_stops_is_ended() -> None:
     """The stop would wait for its end."""
-    clients: Clients[Any] = Clients(0, Mock(), Mock())
+    clients = Clients(0, Mock(), Mock())
     first, late = Mock(), Mock()
     late.abort = partial(clients.closed, late, None)
 

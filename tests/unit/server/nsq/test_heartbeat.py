@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -51,7 +51,8 @@ class Client:
     identity: Any = SimpleNamespace(heartbeat_interval_ns=INTERVAL_S * 10**9)
 
     def __init__(self) -> None:
-        self.heard = self.held_up = False
+        self.heard = False
+        self.input = SimpleNamespace(is_held_up=False)
         self.beat_count = 0
         self.dropped = ""
 
@@ -72,7 +73,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 @pytest.fixture
 def client(loop: Loop) -> Client:
     client = Client()
-    Heartbeat(client).start()
+    Heartbeat(cast(Any, client)).start()
     loop.run(INTERVAL_S)
     assert client.beat_count == 1
     return client

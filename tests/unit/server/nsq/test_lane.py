@@ -83,11 +83,14 @@ async def test_what_is_not_of_the_lane_is_left(twin: Twin) -> None:
     client.transport.client.send(PUB)
     assert serve(twin, client, others=stranger[:1]) == ELSEWHERE | SERVED
     assert stranger[0].recv(9) == b"x"
-    for held_up in ("_waits", "_closing"):
-        setattr(client.connection, held_up, True)
+    for owner, name, value in (
+        (client.connection.input, "waits", True),
+        (client.connection, "brief", False),
+    ):
+        setattr(owner, name, value)
         client.transport.client.send(PUB)
         assert serve(twin, client) == ELSEWHERE
-        setattr(client.connection, held_up, False)
+        setattr(owner, name, not value)
         assert serve(twin, client) & (FED | SERVED)
     client.transport.client.shutdown(socket.SHUT_WR)
     assert serve(twin, client) == ELSEWHERE

@@ -17,6 +17,7 @@ from martlet.protocol.nsq import commands, v2
 from martlet.protocol.nsq.authorization import Authorizations
 from martlet.server import clock
 from martlet.server.nsq import authorizer
+from martlet.server.nsq.calls import ConnectedCaller
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.testing import Broker
@@ -156,9 +157,9 @@ async def test_an_answer_that_fails_leaves_the_others_of_its_turn(
         good, other = await connected(broker)
         receipt = Receipt()
         receipt.position = 1
-        connection.promise(receipt, "SEND", Unforeseen(waits=True))
+        connection.replies.promise(receipt, "SEND", Unforeseen(waits=True))
         topic = broker.server.broker.topic("t")
-        other.promise(topic.stage([b"x"]), "PUB", 1)
+        other.replies.promise(topic.stage([b"x"]), "PUB", 1)
         broker.server.commits.ticks.heard()
         await good.ok()
         assert await is_ended(bad)
@@ -175,7 +176,7 @@ async def test_an_answer_of_a_call_that_cannot_be_sent_ends_the_connection(
         wire, connection = await connected(broker)
         connection.decoder.extended = True
         with monkeypatch.context() as context:
-            context.setattr(ClientConnection, "send_answer", fail)
+            context.setattr(ConnectedCaller, "answer", fail)
             fields = {"topic": "t"} if method == "topic.create" else {"group": "g", "wait_ms": 0}
             wire.send(commands.call(1, method, fields))
             assert await is_ended(wire)
@@ -189,8 +190,8 @@ async def test_an_error_once_the_client_reads_again_ends_the_connection(
     wire.send(b"SUB t c\n")
     await wire.ok()
     connection.pause_writing()
-    assert connection.channel is not None
-    monkeypatch.setattr(connection.channel, "set_blocked", fail)
+    channel, _ = connection.subscribed()
+    monkeypatch.setattr(channel, "set_blocked", fail)
     connection.resume_writing()
     assert await is_ended(wire)
     assert errors == ["ZeroDivisionError"]

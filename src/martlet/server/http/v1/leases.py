@@ -177,6 +177,11 @@ class ReceivingClient:
         """The client's name in traces."""
         return f"http {self.remote_address}"
 
+    @property
+    def connection(self) -> ReceivingClient:
+        """Itself, for reports."""
+        return self
+
     # for the core
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
