@@ -246,7 +246,7 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_calls, "_AT_ONCE", 2)
-    monkeypatch.setattr(dead_letter_calls, "_MAX_LOOKED_AT", 4)
+    monkeypatch.setattr(dead_letter_calls, "_MAX_READ", 4)
     await dead_letters(broker, 5)
     status, listed = await call(broker, "dead_letters.list")
     assert status == 200

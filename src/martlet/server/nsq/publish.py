@@ -9,7 +9,9 @@ refusal is one too, with a status of its own, and does not end the connection::
 
 The options of SEND, all of which may be left out:
 
-- ``deliver_at_ms``: delivery time since 1970 (see `martlet.server.delivery_time`)
+- ``deliver_at_ms``: delivery time since 1970.  Before it the message has no offset; the ``id`` of
+  the answer, from which those of further messages count up, cancels it.  When due it gets a new id,
+  and the property ``delayed`` keeps the first one
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
 - ``priority``: 0 to 9, 4 by default; the messages of each other one have a queue of their own, so
   not beside ``queue``
@@ -59,11 +61,10 @@ from martlet.broker.topic.topic import check_queue
 from martlet.names import PutStatus
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
-from martlet.server.delivery_time import deliver_at_ns
 from martlet.server.nsq.command_input import WAIT, Outcome
 from martlet.server.nsq.lane import open_lane
 from martlet.server.nsq.reply_queue import DeferredReply
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError, deliver_at_ns
 from martlet.server.rpc.begun_transactions import begin_open, refused
 from martlet.text import MILLISECOND_NS
 

@@ -7,35 +7,30 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import NotFound
 from martlet.names import is_valid_name
-from martlet.text import shown_value
+from martlet.text import MILLISECOND_NS, shown_value
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
 
 _MAX_NUMBER = (1 << 63) - 1
+LATEST_MS = 1 << 43
+"""The latest delivery time, in the year 2248: nanoseconds until then fit into 63 bits."""
 
 
 class CallError(Exception):
-    """The refusal of a call.
-
-    Attributes:
-        code: one word in capitals, for programs.
-        fields: further fields of the answer.
-    """
+    """The refusal of a call."""
 
     def __init__(self, code: str, text: str, **fields: object) -> None:
         super().__init__(text)
         self.code = code
+        """One word in capitals, for programs."""
         self.fields = fields
+        """Further fields of the answer."""
 
 
 class CallArguments:
-    """The fields of one call. A missing field, or one of the wrong type, is an error when read.
-
-    Attributes:
-        fields: as received.
-    """
+    """The fields of one call. A missing field, or one of the wrong type, is an error when read."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self.fields = fields
@@ -47,11 +42,11 @@ class CallArguments:
         """Refuse other fields: a misspelt one would silently have no effect. Raises CallError."""
         unknown = [name for name in self.fields if name not in names]
         if unknown:
-            known = ", ".join(sorted(names)) or "none"
-            raise CallError("BAD_ARGUMENT", f"unknown argument {min(unknown)!r}; there are {known}")
+            shown = ", ".join(sorted(names)) or "none"
+            raise CallError("BAD_ARGUMENT", f"unknown argument {min(unknown)!r}; there are {shown}")
 
     def without(self, *names: str) -> CallArguments:
-        """The others."""
+        """Return the arguments without some of them."""
         return CallArguments({name: v for name, v in self.fields.items() if name not in names})
 
     def renamed(self, names: Mapping[str, str]) -> CallArguments:
@@ -64,7 +59,7 @@ class CallArguments:
                 fields[name] = fields.pop(former)
         return CallArguments(fields)
 
-    def _wanted(self, name: str) -> object:
+    def _required(self, name: str) -> object:
         value = self.fields.get(name)
         if value is None:
             raise CallError("MISSING_ARGUMENT", f"the argument {name!r} is missing")
@@ -74,7 +69,7 @@ class CallArguments:
         """Return a text, of any length if `max_value` is None. Raises CallError."""
         if default is not None and name not in self:
             return default
-        value = self._wanted(name)
+        value = self._required(name)
         if not isinstance(value, str) or (max_value is not None and len(value) > max_value):
             limit = "" if max_value is None else f" of at most {max_value} characters"
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a text{limit}")
@@ -104,7 +99,7 @@ class CallArguments:
         """Return a whole number within limits. Raises CallError."""
         if default is not None and name not in self:
             return default
-        value = self._wanted(name)
+        value = self._required(name)
         if type(value) is not int or not min_value <= value <= max_value:
             raise CallError(
                 "BAD_ARGUMENT",
@@ -117,7 +112,7 @@ class CallArguments:
         """Return true or false. Raises CallError."""
         if name not in self:
             return default
-        value = self._wanted(name)
+        value = self._required(name)
         if not isinstance(value, bool):
             raise CallError("BAD_ARGUMENT", f"{name!r} must be true or false")
         return value
@@ -133,30 +128,19 @@ class CallArguments:
 
     def sequence(self, name: str, *, max_value: int = 10_000) -> Sequence[object]:
         """Return a list. Raises CallError."""
-        value = self._wanted(name)
+        value = self._required(name)
         if not isinstance(value, list) or len(value) > max_value:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
 
-    def selecting(self, *names: str) -> list[str]:
-        """Return which of the fields that select something are given. Raises CallError for an empty
-        one: nothing selected never means all.
-        """
-        for name in names:
-            if name in self.fields and self.fields[name] in (None, "", [], {}):
-                raise CallError(
-                    "BAD_ARGUMENT", f"{name!r} is empty: leave it out, or say what it selects"
-                )
-        return [name for name in names if name in self]
-
     def mapping(self, name: str, *, max_value: int = 10_000) -> Mapping[str, object]:
         """Return an object. Raises CallError."""
-        value = self._wanted(name)
+        value = self._required(name)
         if not isinstance(value, dict) or len(value) > max_value:
             raise CallError(
                 "BAD_ARGUMENT", f"{name!r} must be an object of at most {max_value} fields"
             )
-        strange = [each for each in value if each != _characters(each)]
+        strange = [field for field in value if field != _characters(field)]
         if strange:
             field = f"{strange[0]!a:.80}"
             raise CallError("BAD_ARGUMENT", f"{name!r} has {field}, which UTF-8 cannot encode")
@@ -175,6 +159,22 @@ class CallArguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
+
+
+def deliver_at_ns(arguments: CallArguments, now_ns: int, max_delay_ns: int) -> int:
+    """Return the argument ``deliver_at_ms`` in nanoseconds: 0 for now or a time in the past.
+
+    Raises CallError.
+    """
+    at_ms = arguments.number("deliver_at_ms", 0, max_value=LATEST_MS)
+    at_ns = at_ms * MILLISECOND_NS
+    if at_ns > now_ns + max_delay_ns:
+        raise CallError(
+            "BAD_ARGUMENT",
+            f"'deliver_at_ms' is {(at_ns - now_ns) // 10**9} s from now; the longest delay is"
+            f" {max_delay_ns // 10**9} s (--max-delay)",
+        )
+    return at_ns if at_ns > now_ns else 0
 
 
 def _characters(text: str) -> str:

@@ -73,14 +73,14 @@ def begin(
         transaction_id,
         group,
         check_after_ns,
-        _place_of(arguments),
+        _sequence_of(arguments),
         disposable,
         is_recorded=is_recorded,
     )
 
 
-def _place_of(arguments: CallArguments) -> CommitSequence | None:
-    """Return the place in a series, if any. Raises CallError."""
+def _sequence_of(arguments: CallArguments) -> CommitSequence | None:
+    """Return the number in a commit sequence, if any. Raises CallError."""
     if "series" not in arguments and "series_number" not in arguments:
         return None
     name = arguments.text("series", max_value=MAX_NAME_LENGTH)

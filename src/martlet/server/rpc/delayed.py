@@ -35,7 +35,7 @@ class DelayCalls:
         self._broker = broker
 
     def methods(self) -> Methods:
-        """The method of one name."""
+        """The method of each name."""
         return {**served(LIST, self.list), **served(CANCEL, self.cancel)}
 
     async def list(self, caller: Caller, request: ListDelayed) -> DelayedPage:

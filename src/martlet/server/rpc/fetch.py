@@ -20,7 +20,7 @@ channel; it returns a message delayed by its producer when it is due.
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import NotAMember, NotFound, OutOfReach
@@ -34,7 +34,6 @@ from martlet.broker.groups.fetch import (
 from martlet.broker.topic.rewind import offset_at
 from martlet.schema.messages import OFFSET, FindOffset, OffsetFound
 from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
@@ -49,6 +48,50 @@ MAX_WAIT_MS = 300_000
 MAX_WAITING = 10_000
 """The maximum number of fetches that wait for messages of one queue."""
 _NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
+
+
+class LongPoll:
+    """The wait of a call for an event, or until its time is over.
+
+    It can be registered in the place of a consumer, to be notified of messages.
+
+    Args:
+        wait_ms: the maximum time in all.
+    """
+
+    def __init__(self, wait_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = self._loop.time() + wait_ms / 1000
+        self._rung = asyncio.Event()
+        self.is_waiting = False
+        """Whether it is registered to be notified."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its time is over."""
+        return self._loop.time() >= self._ends_at
+
+    def ring(self) -> None:
+        """Wake the caller."""
+        self._rung.set()
+
+    def pump(self) -> None:
+        """Wake the caller: messages have arrived."""
+        self._rung.set()
+
+    def pump_lone(self, offset: int, frame: memoryview) -> None:
+        """Wake the caller: a message has arrived."""
+        self._rung.set()
+
+    def clear(self) -> None:
+        """Forget earlier events."""
+        self._rung.clear()
+
+    async def wait(self) -> None:
+        """Wait for an event since the last `clear`, or until the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._ends_at):
+                await self._rung.wait()
 
 
 class FetchCalls:
@@ -86,7 +129,7 @@ class FetchCalls:
         member: GroupConsumer | None = None,
     ) -> Answer:
         part = part_of(arguments.topic(self._broker), arguments)
-        asked = offset = arguments.number("offset")
+        first = offset = arguments.number("offset")
         max_count = arguments.number("max_messages", 32, min_value=1, max_value=MAX_FETCH_MESSAGES)
         max_bytes = arguments.number("max_bytes", 1 << 20, min_value=1, max_value=MAX_FETCH_BYTES)
         wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
@@ -100,11 +143,11 @@ class FetchCalls:
                     await caller.connection.drained()
                 if part.queue.topic not in self._broker.by_id or (channel and channel.closed):
                     raise CallError("NOT_FOUND", f"topic {part.name!r}, or the group, was deleted")
-                status, found = self._look(part, channel, member, offset, max_count, max_bytes)
-                offset = found.next_offset
+                status, fetched = self._read(part, channel, member, offset, max_count, max_bytes)
+                offset = fetched.next_offset
                 if status is not Status.NO_NEW or poll.is_over:
                     break
-                if not found.is_end:
+                if not fetched.is_end:
                     await asyncio.sleep(0)  # It has skipped many messages; yield to the event loop.
                     continue
                 if not poll.is_waiting:
@@ -112,20 +155,20 @@ class FetchCalls:
                 await poll.wait()
         fields: dict[str, object] = {
             "queue": part.number,
-            "offset": asked,
+            "offset": first,
             "next_offset": offset,
             "start_offset": _start(part, channel),
             "end_offset": part.limit,
-            "count": found.count,
+            "count": fetched.count,
             "status": status,
         }
         if channel is not None and channel.group is not None and member is not None:
             if channel.retries:
-                fields["failures"] = channel.group.charges_between(asked, offset)
-            channel.group.count(found, member)
-        return fields, b"".join(found.frames)
+                fields["failures"] = channel.group.charges_between(first, offset)
+            channel.group.count(fetched, member)
+        return fields, b"".join(fetched.frames)
 
-    def _look(
+    def _read(
         self,
         part: Topic,
         channel: Channel | None,
@@ -151,7 +194,7 @@ class FetchCalls:
         else:
             fetch.on_lost = channel.cursor.on_lost
         try:
-            found = fetch.read_on(
+            fetched = fetch.read_on(
                 part if channel is None else channel.source,
                 max_count,
                 max_bytes,
@@ -161,7 +204,7 @@ class FetchCalls:
             raise CallError(
                 "TRY_AGAIN", f"the queue cannot be read at the moment: {error}"
             ) from None
-        return (Status.FOUND if found.count else Status.NO_NEW), found
+        return (Status.FOUND if fetched.count else Status.NO_NEW), fetched
 
     def offset(self, caller: Caller, request: FindOffset) -> OffsetFound:
         """Find the offset of a time in a queue."""

@@ -50,8 +50,10 @@ class FindCalls:
                 self._broker.visible_position,  # A client sees confirmed messages only.
                 lambda: time.monotonic() >= ends_s,
             )
-            look = partial(_look, search, _place(request.after), request.limit, request.max_bytes)
-            matches = await asyncio.get_running_loop().run_in_executor(None, look)
+            read = partial(
+                _read, search, _position(request.after), request.limit, request.max_bytes
+            )
+            matches = await asyncio.get_running_loop().run_in_executor(None, read)
         self._folder.keys.missed(search.not_indexed)
         stored = [match for match in matches if _is_stored(parts[match.header.topic], match)]
         reached = search.reached
@@ -60,12 +62,12 @@ class FindCalls:
         return FoundByKey(len(stored), following), frames
 
 
-def _look(search: KeySearch, before: LogPosition, limit: int, max_bytes: int) -> list[KeyMatch]:
+def _read(search: KeySearch, before: LogPosition, limit: int, max_bytes: int) -> list[KeyMatch]:
     """Search, in a thread."""
     matches: list[KeyMatch] = []
     left = max_bytes
-    with closing(search.find(before)) as found:
-        for match in found:
+    with closing(search.find(before)) as all_matches:
+        for match in all_matches:
             left -= len(match.frame) + len(match.entry)
             if left < 0 and matches:
                 search.reached = matches[-1].at
@@ -85,7 +87,7 @@ def _is_stored(part: Topic, match: KeyMatch) -> bool:
     return index.row(row).position == match.header.position
 
 
-def _place(text: str) -> LogPosition:
+def _position(text: str) -> LogPosition:
     """Read where a search goes on."""
     if not text:
         return END_OF_LOG

@@ -66,7 +66,7 @@ class GroupFailureCalls:
         _, members = group_of(self._broker, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         queue = arguments.number("queue")
-        runs = tuple(_run(each) for each in arguments.sequence("runs", max_value=MAX_RUNS))
+        runs = tuple(_run(run) for run in arguments.sequence("runs", max_value=MAX_RUNS))
         if sum(end - first for first, end in runs) > MAX_STARTED:
             raise CallError("BAD_ARGUMENT", f"'runs' must be of at most {MAX_STARTED} offsets")
         if queue not in member.held:
@@ -119,8 +119,9 @@ class GroupFailureCalls:
         entry = channel.cursor.properties(offset)
         keeper = broker.topic(target_of(channel, entry))
         keeper.channel(CHANNEL)
-        wanted = dead_letter_topic(channel)
-        entry = dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
+        entry = dead_letter_properties(
+            entry, death, origin, stored_at_ns, dead_letter_topic(channel)
+        )
         receipt = keeper.next_queue().stage([bytes(frame[FRAME_HEADER_BYTES:])], 0, [(0, entry)])
         broker.commit()
         if receipt.error is not None:
@@ -140,8 +141,10 @@ class GroupFailureCalls:
 def failures_of(part: Channel) -> Iterable[tuple[int, int]]:
     """Return messages of a queue by which members were lost, and the number of members."""
     charges = part.cursor.charges
-    known = sorted(charges.by_offset.items()) if charges is not None else []
-    return ((offset, charge.failures) for offset, charge in known[:_MAX_SHOWN])
+    if charges is None:
+        return []
+    oldest = sorted(charges.by_offset.items())[:_MAX_SHOWN]
+    return [(offset, charge.failures) for offset, charge in oldest]
 
 
 def _run(value: object) -> tuple[int, int]:

@@ -15,6 +15,11 @@
 ``group.leave``       leave the group
 ``group.commit``      commit a member's ``offsets`` by queue; those of the queues named in ``back``
                       may be lower than the committed ones
+``group.follow``      a reader that keeps its own position is at ``offsets`` of ``topic``, by queue,
+                      shown as ``group``: a group of the kind ``follower``, created if missing.
+                      With ``retain`` the broker keeps messages until the reader has read them.  The
+                      ``topic_id`` of an earlier topic of that name is refused with TOPIC_MADE_ANEW.
+                      Answers the lag
 ====================  ==============================================================================
 
 A call of a caller that is not (or no longer) a member is refused with ``NOT_A_MEMBER``: join again.
@@ -26,20 +31,19 @@ calls for reading, `martlet.schema.groups` those of operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from martlet.allocation import STRATEGIES
-from martlet.broker.errors import Conflict, NotAMember
+from martlet.broker.errors import Conflict, NotAMember, OutOfReach
 from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic, GroupConsumer
 from martlet.broker.policy import BadPolicy
-from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
+from martlet.broker.topic.offset_reset import STARTS, begin_group, follow, reset_group
 from martlet.properties.filter import MAX_LENGTH
 from martlet.schema import groups as schema
 from martlet.server.rpc.arguments import CallArguments, CallError
-from martlet.server.rpc.fetch import MAX_WAIT_MS, find_group, group_of, patience_ms
+from martlet.server.rpc.fetch import MAX_WAIT_MS, LongPoll, find_group, group_of, patience_ms
 from martlet.server.rpc.group_failures import failures_of
-from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.served import served
 from martlet.text import counted
 
@@ -100,6 +104,7 @@ class GroupCalls:
             "group.release": self.release,
             "group.leave": self.leave,
             "group.commit": self.commit,
+            "group.follow": self.follow,
             **served(schema.DESCRIBE, self.describe),
             **served(schema.LIST, self.list_groups),
             **served(schema.RESET, self.reset),
@@ -135,10 +140,9 @@ class GroupCalls:
         )
         if caller.connection is not None:
             leave = caller.connection.when_gone
-            for known in [
-                each for each in leave if isinstance(each, GroupConsumer) and each.is_gone
-            ]:
-                del leave[known]
+            gone = [key for key in leave if isinstance(key, GroupConsumer) and key.is_gone]
+            for former in gone:
+                del leave[former]
             leave[member] = lambda: self._gone(members, member)
         self._log.info(
             "GROUP %s:%s: %s joins from %s, generation %d",
@@ -170,13 +174,13 @@ class GroupCalls:
         if "filter" in arguments:
             wish["filter"] = arguments.text("filter", max_value=MAX_LENGTH)
         topic = broker.topic(topic_name)
-        known = topic.channels.get(name)
-        policy = known.policy if known is not None else None
+        present = topic.channels.get(name)
+        policy = present.policy if present is not None else None
         try:
             channel = begin_group(topic, name, start, time_ms, offset, wish)
         except BadPolicy as error:
-            raise CallError("CONFLICT" if known else "BAD_ARGUMENT", str(error)) from None
-        if known is not channel or channel.policy != policy:
+            raise CallError("CONFLICT" if present else "BAD_ARGUMENT", str(error)) from None
+        if present is not channel or channel.policy != policy:
             await self._commits.all_settled()
             if channel.closed:
                 raise CallError("NOT_FOUND", f"group {name!r} was deleted while it was joined")
@@ -192,12 +196,12 @@ class GroupCalls:
         """Answer a member's queues, once they have changed."""
         arguments.only("topic", "group", "member", "generation", "wait_ms")
         topic, members, member = self._member(caller, arguments)
-        known = arguments.number("generation")
+        generation = arguments.number("generation")
         wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
         poll = LongPoll(min(wait_ms, patience_ms(member)))
         member.watchers[poll.ring] = None
         try:
-            while member.changed <= known and not member.is_gone and not poll.is_over:
+            while member.changed <= generation and not member.is_gone and not poll.is_over:
                 poll.clear()
                 await poll.wait()
         finally:
@@ -262,7 +266,7 @@ class GroupCalls:
         back = set(_numbers(arguments, "back"))
         offsets: dict[int, int] = {}
         refused: dict[int, str] = {}
-        for queue, offset in offsets_by_queue(arguments).items():
+        for queue, offset in _offsets_by_queue(arguments).items():
             part = topic.at_queue(queue)
             if not members.holds(member, queue, generation):
                 refused[queue] = "NOT_HELD"
@@ -282,6 +286,26 @@ class GroupCalls:
         topic, members = group_of(self._broker, arguments)
         return topic, members, members.find(arguments.text("member"), caller.connection)
 
+    # external readers
+
+    def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
+        """Set the offsets of an external reader, which keeps its own position."""
+        arguments.only("topic", "topic_id", "group", "offsets", "retain")
+        topic, name = arguments.topic(self._broker), arguments.name("group")
+        offsets = _offsets_by_queue(arguments)
+        if arguments.number("topic_id", topic.id) != topic.id:
+            raise CallError(
+                "NOT_FOUND", f"TOPIC_MADE_ANEW: topic {topic.name!r} is number {topic.id} now"
+            )
+        try:
+            channel = follow(topic, name, offsets, retain=arguments.flag("retain"))
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
+        except OutOfReach as error:
+            raise CallError("OUT_OF_REACH", str(error)) from None
+        self._broker.write_moved(channel)
+        return {"topic": topic.name, "group": name, "lag": channel.all_queues.depth}
+
     # operators
 
     def describe(self, caller: Caller, request: schema.NamedGroup) -> schema.GroupDescription:
@@ -292,7 +316,7 @@ class GroupCalls:
     def list_groups(self, caller: Caller, request: schema.ListGroups) -> schema.Groups:
         """List groups."""
         broker = self._broker
-        some = [broker.find_topic(request.topic)] if request.topic else broker.topics.values()
+        topics = [broker.find_topic(request.topic)] if request.topic else broker.topics.values()
         return schema.Groups(
             tuple(
                 schema.GroupSummary(
@@ -305,7 +329,7 @@ class GroupCalls:
                     kind=channel.policy.kind,
                     retains=channel.policy.retain == "on",
                 )
-                for topic in sorted(some, key=lambda topic: topic.name)
+                for topic in sorted(topics, key=lambda topic: topic.name)
                 for name, channel in sorted(topic.channels.items())
                 if channel.group is not None
             )
@@ -424,11 +448,10 @@ def _numbers(arguments: CallArguments, name: str) -> list[int]:
     return [_offset(name, number) for number in numbers]
 
 
-def offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
+def _offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
     """Return offsets by queue; the keys of a JSON object are texts."""
-    given: Iterable[tuple[str, object]] = arguments.mapping("offsets", max_value=1024).items()
     offsets: dict[int, int] = {}
-    for queue, offset in given:
+    for queue, offset in arguments.mapping("offsets", max_value=1024).items():
         if not queue.isascii() or not queue.isdigit():
             raise CallError(
                 "BAD_ARGUMENT", f"'offsets': {queue[:40]!r} is not the number of a queue"

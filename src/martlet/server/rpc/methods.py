@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from martlet.server.rpc.dead_letters import DeadLetterCalls
 from martlet.server.rpc.delayed import DelayCalls
-from martlet.server.rpc.external_readers import FollowCalls
 from martlet.server.rpc.fetch import FetchCalls
 from martlet.server.rpc.find import FindCalls
 from martlet.server.rpc.group_failures import GroupFailureCalls
@@ -44,7 +43,6 @@ def broker_methods(
         **DelayCalls(broker).methods(),
         **FetchCalls(broker).methods(),
         **FindCalls(broker, folder).methods(),
-        **FollowCalls(broker).methods(),
         **GroupFailureCalls(broker, commits).methods(),
         **GroupCalls(broker, commits, options, is_stopping, log).methods(),
         **MessageCalls(broker, options.max_req_timeout_ns).methods(),

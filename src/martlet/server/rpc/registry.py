@@ -172,13 +172,13 @@ class CallRegistry:
 
         Raises CallError.
         """
-        found = self.methods.get(method)
-        if found is None:
+        function = self.methods.get(method)
+        if function is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
         arguments = CallArguments(fields)
         _require(caller, method, self.access(method), arguments)
         with _refusals():
-            answer = found(caller, arguments)
+            answer = function(caller, arguments)
         if method in AT_ONCE or (not inspect.isawaitable(answer) and self._commits.has_settled):
             return answer
         return self._settled(answer)

@@ -81,10 +81,10 @@ class TopicCalls:
     def restore_channel(self, caller: Caller, request: RestoreChannel) -> RestoredChannel:
         """Undo an empty of a channel."""
         topic = self._broker.find_topic(request.topic)
-        emptied = [_emptied(each) for each in request.queues]
-        if len({each.queue for each in emptied}) != len(emptied):
+        emptied = [_emptied(queue) for queue in request.queues]
+        if len({queue.queue for queue in emptied}) != len(emptied):
             raise CallError("BAD_ARGUMENT", "queues has a queue twice")
-        count = sum(run.end - run.first for each in emptied for run in each.unfinished)
+        count = sum(run.end - run.first for queue in emptied for run in queue.unfinished)
         if count > MAX_RESTORED:
             raise CallError(
                 "BAD_ARGUMENT",
@@ -111,16 +111,16 @@ class TopicCalls:
         changed = before.changed(wish)
         try:
             check_kind(channel, changed)
-            wanted = wished(channel, wish)
+            policy = wished(channel, wish)
         except BadPolicy as error:
             raise CallError("CONFLICT", str(error)) from None
-        if wanted.dead_letter_topic not in ("", before.dead_letter_topic):
+        if policy.dead_letter_topic not in ("", before.dead_letter_topic):
             # A consumer that rejects messages would publish them there.
-            caller.may_publish(wanted.dead_letter_topic)
+            caller.may_publish(policy.dead_letter_topic)
         replaced = {}
-        if wanted != before:
-            topic.configure_channel(name, wanted)
-            after = wanted.to_json()
+        if policy != before:
+            topic.configure_channel(name, policy)
+            after = policy.to_json()
             replaced = {
                 field: value
                 for field, value in before.to_json().items()
@@ -131,7 +131,7 @@ class TopicCalls:
                     "CHANNEL(%s): a consumer of topic %s changed the channel's %s from %s to %s",
                     *(name, topic_name, field, value, after.get(field)),
                 )
-        return {"policy": wanted.to_json(), "replaced": replaced}
+        return {"policy": policy.to_json(), "replaced": replaced}
 
 
 def _emptied(value: object) -> EmptiedQueue:
@@ -145,7 +145,7 @@ def _emptied(value: object) -> EmptiedQueue:
     except (TypeError, KeyError, ValueError):
         raise _bad_queue(value) from None
     numbers = [queue, offset, end_offset, *(number for run in runs for number in run)]
-    ends = [0, *(place for run in runs for place in run[:2])]
+    ends = [0, *(offset for run in runs for offset in run[:2])]
     if (
         any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers)
         or any(later < earlier for earlier, later in pairwise(ends))

@@ -123,11 +123,11 @@ class TransactionCalls:
     def commit(self, caller: Caller, request: CommitTransaction) -> TransactionOutcome:
         """Commit a transaction."""
         self._check_may_end(caller, request.id)
-        place = None
+        sequence = None
         if request.series is not None and request.series_number is not None:
-            place = CommitSequence(request.series, request.series_number)
+            sequence = CommitSequence(request.series, request.series_number)
         with _refusals():
-            outcome = self._transactions.commit(request.id, request.branches, place)
+            outcome = self._transactions.commit(request.id, request.branches, sequence)
         return TransactionOutcome(outcome.state, outcome.is_repeated)
 
     def rollback(self, caller: Caller, request: EndTransaction) -> TransactionOutcome:
@@ -160,11 +160,11 @@ class TransactionCalls:
             if caller.is_gone:
                 return {"transactions": []}
             taken = self._transactions.take_due(
-                group, max_count, lambda each: _may_see(caller, each)
+                group, max_count, lambda transaction: _may_see(caller, transaction)
             )
             left_s = deadline_s - loop.time()
             if taken or left_s <= 0:
-                return {"transactions": [to_json(_summary(each)) for each in taken]}
+                return {"transactions": [to_json(_summary(one)) for one in taken]}
             await self._wait(group, left_s)
 
     async def _wait(self, group: str, max_s: float) -> None:
@@ -198,15 +198,15 @@ class TransactionCalls:
 
     def list(self, caller: Caller, request: ListTransactions) -> OpenTransactions:
         """List the transactions that have not ended."""
-        wanted = [
+        transactions = [
             transaction
             for transaction in self._transactions.open.values()
             if request.state in (None, transaction.state)
             and request.group in (None, transaction.group)
         ]
         return OpenTransactions(
-            tuple(map(_summary, wanted[: request.limit])),
-            count=len(wanted),
+            tuple(map(_summary, transactions[: request.limit])),
+            count=len(transactions),
             remembered=len(self._transactions.outcomes),
             series=len(self._transactions.series),
         )
@@ -279,7 +279,7 @@ def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
 
 
 def _summary(transaction: OpenTransaction) -> TransactionSummary:
-    place = transaction.sequence
+    sequence = transaction.sequence
     return TransactionSummary(
         id=transaction.id,
         group=transaction.group,
@@ -288,10 +288,10 @@ def _summary(transaction: OpenTransaction) -> TransactionSummary:
         message_count=transaction.message_count,
         size_bytes=transaction.size_bytes,
         topics=transaction.topics,
-        branches={name: each.message_count for name, each in transaction.branches.items()},
+        branches={name: branch.message_count for name, branch in transaction.branches.items()},
         check_count=transaction.checks,
-        series=None if place is None else place.name,
-        series_number=None if place is None else place.number,
+        series=None if sequence is None else sequence.name,
+        series_number=None if sequence is None else sequence.number,
     )
 
 

@@ -34,13 +34,12 @@ from martlet.properties.model import (
     BadProperties,
     Properties,
 )
-from martlet.server.delivery_time import LATEST_MS, deliver_at_ns
 from martlet.server.group_commit import GroupCommit
 from martlet.server.http.request import HttpError, Request
 from martlet.server.http.v1.arguments import flag, json_fields, refusal, require_media_type
 from martlet.server.nsq.publish import queue_of, topic_to_fill
 from martlet.server.observability.replication import Replication
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.arguments import LATEST_MS, CallArguments, CallError, deliver_at_ns
 from martlet.text import MILLISECOND_NS, SECOND_NS
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
