@@ -247,10 +247,8 @@ class Pair:
             compiled, python = (twin.connection for twin in pair)
             assert compiled.message_counters == python.message_counters
             assert compiled.heard == python.heard
-            assert (compiled.state, compiled.input.is_held_up) == (
-                python.state,
-                python.input.is_held_up,
-            )
+            assert compiled.state == python.state
+            assert compiled.input.is_held_up == python.input.is_held_up
             closed = [twin.transport.closed for twin in pair]
             assert closed[0] == closed[1]
             if closed[0]:

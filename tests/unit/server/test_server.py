@@ -40,9 +40,8 @@ async def test_an_unforeseen_failure_of_a_task_is_logged_and_the_task_retried(
             patched.setattr(core, "write_some_journal", write_some_journal)
             await asyncio.wait_for(again.wait(), 50)
         failures = [record for record in caplog.records if record.exc_info]
-        assert [str(record.exc_info[1]) for record in failures if record.exc_info] == [
-            "'unforeseen'"
-        ]
+        errors = [str(record.exc_info[1]) for record in failures if record.exc_info]
+        assert errors == ["'unforeseen'"]
         assert "write_journal" in failures[0].getMessage()
 
 
@@ -70,25 +69,22 @@ async def warnings(caplog: pytest.LogCaptureFixture, options: BrokerOptions) -> 
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-async def test_a_flush_of_each_message_that_ok_does_not_wait_for(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        (BrokerOptions(), ()),
+        (BrokerOptions(sync_every=1, flush="sync"), ()),
+        (BrokerOptions(sync_every=1), ("OK does not wait for that", "--flush=sync")),
+        (BrokerOptions(disk_full_policy="dead-letter"), ("publishing is refused, unless",)),
+        (BrokerOptions(dead_letter_path="/somewhere"), ("publishing is refused, unless",)),
+    ],
+)
+async def test_a_promise_of_the_log_that_options_do_not_give(
+    caplog: pytest.LogCaptureFixture, options: BrokerOptions, texts: tuple[str, ...]
 ) -> None:
-    (warning,) = await warnings(caplog, BrokerOptions(sync_every=1))
-    assert "OK does not wait for that" in warning
-    assert "--flush=sync" in warning
-    assert await warnings(caplog, BrokerOptions(sync_every=1, flush="sync")) == []
-    assert await warnings(caplog, BrokerOptions()) == []
-
-
-async def test_a_full_disk_is_not_written_to_files_any_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for options in (
-        BrokerOptions(disk_full_policy="dead-letter"),
-        BrokerOptions(dead_letter_path="/somewhere"),
-    ):
-        (warning,) = await warnings(caplog, options)
-        assert "publishing is refused, unless" in warning
+    logged = await warnings(caplog, options)
+    assert len(logged) == bool(texts)
+    assert all(text in logged[0] for text in texts)
 
 
 async def test_a_broadcast_name_that_does_not_resolve(
@@ -109,18 +105,17 @@ async def test_a_broadcast_name_that_does_not_resolve(
 async def test_a_port_of_replicas_by_which_all_local_users_are_operators(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    replica = {
-        "replica_name": "a",
-        "replica_address": "127.0.0.1:4153",
-        "metadata": "sqlite:replicas.db",
-        "broadcast_address": "127.0.0.1",
-    }
-    token = {"operator_token_file": "tokens"}
-    (warning,) = await warnings(caplog, BrokerOptions(**replica, **token))  # type: ignore[arg-type]
+    replica = BrokerOptions(
+        replica_name="a",
+        replica_address="127.0.0.1:4153",
+        metadata="sqlite:replicas.db",
+        broadcast_address="127.0.0.1",
+    )
+    assert await warnings(caplog, replica) == []
+    with_token = replica.replace(operator_token_file="tokens")
+    (warning,) = await warnings(caplog, with_token)
     assert "give all of them the same --replica-secret-file" in warning
-    secret = BrokerOptions(**replica, **token, replica_secret_file="s")  # type: ignore[arg-type]
-    assert await warnings(caplog, secret) == []
-    assert await warnings(caplog, BrokerOptions(**replica)) == []  # type: ignore[arg-type]
+    assert await warnings(caplog, with_token.replace(replica_secret_file="s")) == []
 
 
 async def test_a_name_that_lookup_daemons_refuse(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,14 +83,12 @@ async def test_what_is_not_of_the_lane_is_left(twin: Twin) -> None:
     client.transport.client.send(PUB)
     assert serve(twin, client, others=stranger[:1]) == ELSEWHERE | SERVED
     assert stranger[0].recv(9) == b"x"
-    for owner, name, value in (
-        (client.connection.input, "waits", True),
-        (client.connection, "brief", False),
-    ):
-        setattr(owner, name, value)
+    for owner, name in ((client.connection.input, "waits"), (client.connection, "brief")):
+        served = getattr(owner, name)
+        setattr(owner, name, not served)
         client.transport.client.send(PUB)
         assert serve(twin, client) == ELSEWHERE
-        setattr(owner, name, not value)
+        setattr(owner, name, served)
         assert serve(twin, client) & (FED | SERVED)
     client.transport.client.shutdown(socket.SHUT_WR)
     assert serve(twin, client) == ELSEWHERE

@@ -1,4 +1,4 @@
-"""The registry of calls: who may make one."""
+"""The registry of calls: who may make one, and the former names of arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from martlet.schema.access import CallAccess, CallerClass
-from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.registry import CallRegistry
 
 
@@ -22,3 +22,13 @@ def test_a_call_is_for_operators_by_its_class_however_it_says_so() -> None:
     assert not method.called
     calls.begin(Mock(is_operator=True), "channel.close", {"channel": "c"})
     assert method.called
+
+
+def test_former_names_of_arguments_are_taken_but_not_beside_present_ones() -> None:
+    names = {"most": "limit", "limit_ms": "time_limit_ms"}
+    arguments = CallArguments({"most": 3, "key": "k"}).renamed(names)
+    arguments.only("limit", "key", "time_limit_ms")
+    assert arguments.number("limit") == 3
+    assert "time_limit_ms" not in arguments
+    with pytest.raises(CallError, match="'most' is 'limit' now: give one of them"):
+        CallArguments({"most": 3, "limit": 4}).renamed(names)
