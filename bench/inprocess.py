@@ -33,11 +33,16 @@ BODY = b"x" * 200
 class Wire(asyncio.Transport):
     """A transport that keeps what the server sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
+        self._protocol = protocol
         self.sent: list[Any] = []
         self.write = self.sent.append  # type: ignore[method-assign, assignment]
         self.writelines = self.sent.extend  # type: ignore[method-assign, assignment]
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The connection of the server."""
+        return self._protocol
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Hold nothing back."""
@@ -63,7 +68,7 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         self._connection = server.connect()
-        self.wire = Wire()
+        self.wire = Wire(self._connection)
         self._connection.connection_made(self.wire)
         self.feed(commands.MAGIC)
 

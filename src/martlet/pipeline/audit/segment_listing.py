@@ -45,7 +45,7 @@ class ListedSegment:
     endpoint: Endpoint | None
     """The broker's HTTP endpoint; None for a data folder."""
     folder: str = ""
-    """Where the data folder is, by `folder_place`; empty if unknown."""
+    """Where the data folder is, by `folder_identity`; empty if unknown."""
 
     def head(self, max_bytes: int) -> ListedSegment:
         """Return the segment's first bytes as a segment."""
@@ -135,7 +135,7 @@ class Survey:
     trouble: str = ""
     """Why an existing checkpoint could not be read."""
     folder: str = ""
-    """Where its data folder is, by `folder_place`; empty if unknown."""
+    """Where its data folder is, by `folder_identity`; empty if unknown."""
     is_replica: bool = False
     """Whether other folders may have its id."""
 
