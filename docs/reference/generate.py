@@ -20,6 +20,7 @@ import json
 import os
 import pkgutil
 import re
+import textwrap
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -543,7 +544,7 @@ def _exported(face: types.ModuleType) -> list[str]:
 
 def _entry(name: str, thing: object) -> str:
     if inspect.isclass(thing):
-        text = _described(f"## {name}", _signature(name, thing), thing.__doc__)
+        text = _described(f"## {name}", _signature(name, thing), thing.__doc__) + _fields(thing)
         made = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
         made = {name: value for name, value in made.items() if isinstance(value, DeclaredMethod)}
         for member, value in sorted({**made, **vars(thing)}.items()):
@@ -555,6 +556,23 @@ def _entry(name: str, thing: object) -> str:
     if isinstance(thing, str | int | float):
         return _described(f"## {name}", f"{name} = {thing!r}", "")
     return _described(f"## {name}", f"{name}: {type(thing).__name__}", "")
+
+
+def _fields(cls: type) -> str:
+    """The fields of a class that have a text of their own under them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    rows = [
+        f"- `{field.target.id}`: {_inline(' '.join(inspect.cleandoc(text.value.value).split()))}"
+        for field, text in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and not field.target.id.startswith("_")
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    ]
+    return "\n".join(["\n**Attributes**\n", *rows, ""]) if rows else ""
 
 
 def _described(heading: str, code: str, doc: str | None) -> str:

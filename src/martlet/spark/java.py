@@ -202,8 +202,10 @@ def _why_not(home: Path) -> str | None:
 def _shim_home(java: Path, dropped: list[str]) -> Path:
     """The folder whose `bin/java` starts `java` without the arguments to be dropped."""
     try:
-        program = shim("java", _JAVA.format(java=shlex.quote(str(java)), dropped="|".join(dropped)))
-    except NoShim as error:
+        program = _shim(
+            "java", _JAVA.format(java=shlex.quote(str(java)), dropped="|".join(dropped))
+        )
+    except _NoShim as error:
         raise JavaNotFound(str(error)) from error
     return program.parent.parent
 
@@ -218,21 +220,21 @@ def _worker_python() -> str:
         return sys.executable  # Another Spark needs its own pyspark.
     script = _PYTHON.format(python=shlex.quote(sys.executable), home=shlex.quote(str(home)))
     try:
-        return str(shim("python", script))
-    except NoShim as error:
+        return str(_shim("python", script))
+    except _NoShim as error:
         _log.info("Workers start slowly: %s", error)
         return sys.executable
 
 
-class NoShim(Exception):
+class _NoShim(Exception):
     """The script neither exists nor can be written."""
 
 
-def shim(name: str, script: str) -> Path:
+def _shim(name: str, script: str) -> Path:
     """Return the path of a program `bin/name` that is this script; write it if missing.
 
     Raises:
-        NoShim: the user's cache cannot be written, or another file is in its place.
+        _NoShim: the user's cache cannot be written, or another file is in its place.
     """
     cache = _cache_folder()
     folder = cache / f"{name}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -250,7 +252,7 @@ def shim(name: str, script: str) -> Path:
         except OSError:
             shutil.rmtree(new)
             if not _is_ours(program, script):
-                raise NoShim(f"{folder} is not what Martlet put there; remove it") from None
+                raise _NoShim(f"{folder} is not what Martlet put there; remove it") from None
     return program
 
 
@@ -260,7 +262,7 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise NoShim(
+        raise _NoShim(
             f"cannot make the folder {folder} ({error.strerror}), in which start scripts for "
             "Spark go; set XDG_CACHE_HOME to a folder that can be written"
         ) from error
