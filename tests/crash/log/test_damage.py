@@ -149,7 +149,7 @@ async def test_a_flipped_bit_behind_the_checkpoint_costs_its_batch(unsaved: Writ
     await finds(unsaved, without(30))
 
 
-@pytest.mark.parametrize("place", [12, 20, 40, HEADER_BYTES + 500])
+@pytest.mark.parametrize("byte", [12, 20, 40, HEADER_BYTES + 500])
 async def test_a_flipped_bit_before_the_checkpoint_is_found_on_delivery(
     stopped: WrittenFolder, byte: int
 ) -> None:

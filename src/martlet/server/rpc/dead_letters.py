@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
     from martlet.server.rpc.registry import Caller, Methods
 
-_MAX_LOOKED_AT = 5000
+_MAX_READ = 5000
 """The maximum number of dead letters examined in one call."""
 _AT_ONCE = 50
 """The number of messages read between two yields to the event loop."""
@@ -256,7 +256,7 @@ class _Walk:
         """Return the next batch. Work on it before the next await is atomic."""
         if self._looked_at:
             await asyncio.sleep(0)
-        if self.next is None or self._looked_at >= _MAX_LOOKED_AT:
+        if self.next is None or self._looked_at >= _MAX_READ:
             raise StopAsyncIteration
         queue, offset = self.next["queue"], self.next["offset"]
         batch, following = letters(self._keepers[queue], offset, _AT_ONCE)
@@ -293,7 +293,7 @@ async def _counted(topic: Topic) -> DeadLetterTopicCounts:
     looked_at = 0
     for keeper in keepers:
         offset: int | None = 0
-        while offset is not None and looked_at < _MAX_LOOKED_AT:
+        while offset is not None and looked_at < _MAX_READ:
             batch, offset = letters(keeper, offset, _AT_ONCE)
             looked_at += len(batch)
             for letter in batch:

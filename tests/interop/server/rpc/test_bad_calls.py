@@ -69,7 +69,7 @@ async def test_a_whole_pair_is_a_character() -> None:
 async def test_a_nested_value_for_a_number_is_not_written_out() -> None:
     """It may be too deep for that."""
     async with Broker() as broker, connected(broker) as connection:
-        for value, shown in (([[0]], "a list"), ({"a": []}, "an object"), ("7", "'7'")):
+        for value, shown in (([[0]], "a list of 1"), ({"a": []}, "an object of 1"), ("7", "'7'")):
             answer = json.loads(await connection.ask(commands.send("t", [b"x"], {"queue": value})))
             assert answer["status"] == "BAD_ARGUMENT"
             assert answer["text"].endswith(f", not {shown}")
