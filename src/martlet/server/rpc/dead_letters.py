@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections import Counter
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncGenerator
 
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
@@ -79,23 +80,22 @@ class DeadLetterCalls:
 
     async def count(self, caller: Caller, request: ListDeadLetters) -> DeadLetterTopics:
         """Count dead letters; by channel and reason for the first thousands of each topic."""
-        topics = _tended(self._broker.topics.values())
         if request.topic or request.dead_letter_topic:
             topics = [self._topic(request)]
+        else:
+            topics = [topic for topic in self._broker.topics.values() if CHANNEL in topic.channels]
+            topics.sort(key=lambda topic: topic.name)
         return DeadLetterTopics(tuple([await _counted(topic) for topic in topics]))
 
     async def show(self, caller: Caller, request: ShowDeadLetters) -> DeadLetters:
         """Show dead letters, the oldest first."""
         max_count = min(request.limit or _SHOWN, _MAX_SHOWN)
         max_bytes = request.max_body_bytes
-        walk = _Walk(self._keepers(request), request)
-        selection = self._selection(request)
+        walk = self._walk(request)
         messages: list[DeadLetterMessage] = []
         shown_bytes = 0
-        async for page in walk:
-            for letter in page:
-                if not selection.wants(letter):
-                    continue
+        async with aclosing(walk.selected()) as selected:
+            async for letter in selected:
                 shown_bytes += min(len(letter.body), max_bytes)
                 if len(messages) == max_count or (messages and shown_bytes > _MAX_ANSWER_BYTES):
                     following = {"queue": letter.keeper.queue.number, "offset": letter.offset}
@@ -108,32 +108,20 @@ class DeadLetterCalls:
     async def redrive(self, caller: Caller, request: RedriveDeadLetters) -> Moved:
         """Redrive dead letters to their channels or to another topic."""
         to_name = request.to_topic or ""
-        walk = _Walk(self._keepers(request), request)
+        walk = self._walk(request)
         if to_name == walk.topic:
             raise CallError("BAD_ARGUMENT", f"they are in topic {to_name!r} already")
-        selection = self._selection(request)
         moves: list[asyncio.Future[WritesRefused | None]] = []
-        kept: Counter[str] = Counter()
-        met: set[str] = set()
-        async for page in walk:
-            for letter in page:
-                if not selection.wants(letter):
-                    continue
-                met |= selection.ids_of(letter)
-                if letter.state is PeekState.IN_FLIGHT:
-                    kept["a consumer has it"] += 1
-                    continue
-                try:
-                    end = self._move(letter, to_name, request.dry_run)
-                except NotFound as error:
-                    kept[str(error)] += 1
-                    continue
-                moves.append(end)
+        async for letter in walk.selected_at_rest():
+            try:
+                moves.append(self._move(letter, to_name, request.dry_run))
+            except NotFound as error:
+                walk.kept[str(error)] += 1
         refused = [str(why) for why in await asyncio.gather(*moves) if why is not None]
-        kept.update(refused)
+        walk.kept.update(refused)
         if not request.dry_run:
             self._broker.write_journal()
-        return walk.answer(selection, len(moves) - len(refused), kept, met)
+        return walk.answer(len(moves) - len(refused))
 
     def _move(
         self, letter: DeadLetter, to_name: str, is_dry: bool
@@ -159,25 +147,15 @@ class DeadLetterCalls:
 
     async def purge(self, caller: Caller, request: PurgeDeadLetters) -> Moved:
         """Delete dead letters."""
-        walk = _Walk(self._keepers(request), request)
-        selection = self._selection(request)
+        walk = self._walk(request)
         count = 0
-        kept: Counter[str] = Counter()
-        met: set[str] = set()
-        async for page in walk:
-            for letter in page:
-                if not selection.wants(letter):
-                    continue
-                met |= selection.ids_of(letter)
-                if letter.state is PeekState.IN_FLIGHT:
-                    kept["a consumer has it"] += 1
-                    continue
-                count += 1
-                if not request.dry_run:
-                    purge(letter)
+        async for letter in walk.selected_at_rest():
+            count += 1
+            if not request.dry_run:
+                purge(letter)
         if not request.dry_run:
             self._broker.write_journal()
-        return walk.answer(selection, count, kept, met)
+        return walk.answer(count)
 
     # what a request names
 
@@ -207,12 +185,9 @@ class DeadLetterCalls:
             )
         return kept
 
-    def _keepers(self, request: ListDeadLetters) -> list[Channel]:
-        return [part.channels[CHANNEL] for part in self._topic(request).at_queues]
-
-    def _selection(self, request: SelectedDeadLetters) -> DeadLetterSelection:
+    def _walk(self, request: SelectedDeadLetters) -> _Walk:
         until_ms = request.until_ms
-        return DeadLetterSelection(
+        selection = DeadLetterSelection(
             frozenset(map(str, request.ids or ())),
             request.reason or "",
             request.error or "",
@@ -221,6 +196,8 @@ class DeadLetterCalls:
             request.topic or "",
             request.channel or "",
         )
+        keepers = [part.channels[CHANNEL] for part in self._topic(request).at_queues]
+        return _Walk(keepers, request, selection)
 
 
 def _end(end: asyncio.Future[WritesRefused | None], error: WritesRefused | None) -> None:
@@ -229,14 +206,11 @@ def _end(end: asyncio.Future[WritesRefused | None], error: WritesRefused | None)
 
 
 class _Walk:
-    """Iterate over the dead letters of a topic in batches, from the call's start position.
+    """A walk over the dead letters of a topic, from the call's start position."""
 
-    Attributes:
-        topic: the dead-letter topic.
-        next: where to continue; None at the end.
-    """
-
-    def __init__(self, keepers: list[Channel], request: SelectedDeadLetters) -> None:
+    def __init__(
+        self, keepers: list[Channel], request: SelectedDeadLetters, selection: DeadLetterSelection
+    ) -> None:
         last = len(keepers) - 1
         if request.queue > last:
             raise CallError(
@@ -244,58 +218,65 @@ class _Walk:
                 f"'queue' must be a whole number from 0 to {last}, not {request.queue}",
             )
         self.topic = keepers[0].topic
+        """The dead-letter topic."""
         self._keepers = keepers
-        self._looked_at = 0
+        self._selection = selection
+        self._ids: set[str] = set()
+        """Those of the request that were met."""
+        self.kept: Counter[str] = Counter()
+        """Why letters stay, and how many."""
         self.next: dict[str, int] | None
+        """Where to continue; None at the end."""
         self.next = {"queue": request.queue, "offset": request.offset}
 
-    def __aiter__(self) -> _Walk:
-        return self
+    async def selected(self) -> AsyncGenerator[DeadLetter]:
+        """Yield the selected letters, and to the event loop between batches."""
+        for read_count in range(0, _MAX_READ, _AT_ONCE):
+            if self.next is None:
+                return
+            if read_count:
+                await asyncio.sleep(0)
+            queue, offset = self.next["queue"], self.next["offset"]
+            batch, following = letters(self._keepers[queue], offset, _AT_ONCE)
+            if following is not None:
+                self.next = {"queue": queue, "offset": following}
+            elif queue + 1 < len(self._keepers):
+                self.next = {"queue": queue + 1, "offset": 0}
+            else:
+                self.next = None
+            for letter in batch:
+                if self._selection.wants(letter):
+                    yield letter
 
-    async def __anext__(self) -> list[DeadLetter]:
-        """Return the next batch. Work on it before the next await is atomic."""
-        if self._looked_at:
-            await asyncio.sleep(0)
-        if self.next is None or self._looked_at >= _MAX_READ:
-            raise StopAsyncIteration
-        queue, offset = self.next["queue"], self.next["offset"]
-        batch, following = letters(self._keepers[queue], offset, _AT_ONCE)
-        self._looked_at += _AT_ONCE
-        if following is not None:
-            self.next = {"queue": queue, "offset": following}
-        elif queue + 1 < len(self._keepers):
-            self.next = {"queue": queue + 1, "offset": 0}
-        else:
-            self.next = None
-        return batch
+    async def selected_at_rest(self) -> AsyncGenerator[DeadLetter]:
+        """Yield the selected letters that no consumer has; the others are counted as kept."""
+        async for letter in self.selected():
+            self._ids |= self._selection.ids_of(letter)
+            if letter.state is PeekState.IN_FLIGHT:
+                self.kept["a consumer has it"] += 1
+            else:
+                yield letter
 
-    def answer(
-        self, selection: DeadLetterSelection, count: int, kept: Counter[str], met: set[str]
-    ) -> Moved:
+    def answer(self, count: int) -> Moved:
         """Return what was done on the way, and where to continue."""
         return Moved(
             count=count,
-            kept=kept,
+            kept=self.kept,
             next=self.next,
-            found_ids=tuple(sorted(met)),
-            until_ms=selection.until_ms,
+            found_ids=tuple(sorted(self._ids)),
+            until_ms=self._selection.until_ms,
         )
-
-
-def _tended(topics: Iterable[Topic]) -> list[Topic]:
-    """Return those topics that are dead-letter topics."""
-    return sorted((t for t in topics if CHANNEL in t.channels), key=lambda topic: topic.name)
 
 
 async def _counted(topic: Topic) -> DeadLetterTopicCounts:
     keepers = [part.channels[CHANNEL] for part in topic.at_queues]
     groups: dict[tuple[str, str], DeadLetterChannelCounts] = {}
-    looked_at = 0
+    read_count = 0
     for keeper in keepers:
         offset: int | None = 0
-        while offset is not None and looked_at < _MAX_READ:
+        while offset is not None and read_count < _MAX_READ:
             batch, offset = letters(keeper, offset, _AT_ONCE)
-            looked_at += len(batch)
+            read_count += len(batch)
             for letter in batch:
                 origin, at_ms = (letter.note("topic"), letter.note("channel")), letter.at_ms
                 group = groups.get(origin)
@@ -310,7 +291,7 @@ async def _counted(topic: Topic) -> DeadLetterTopicCounts:
     waiting = sum(k.depth + k.deferred_count for k in keepers)
     in_flight = sum(keeper.in_flight_count for keeper in keepers)
     return DeadLetterTopicCounts(
-        topic.name, waiting + in_flight, in_flight, looked_at, tuple(groups.values())
+        topic.name, waiting + in_flight, in_flight, read_count, tuple(groups.values())
     )
 
 
