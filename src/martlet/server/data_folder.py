@@ -112,8 +112,8 @@ class DataFolder:
     keys: KeyIndexer
     """Builds the indexes of its messages' keys."""
     run: str = ""
-    """A random name of this process, by which one with a copy of the folder is told apart; empty
-    for replicas, which have one id as they should.
+    """A random name of this process: a process with a copy of the folder has the same broker id and
+    another run. Empty for replicas, which share one id as they should.
     """
 
     @property

@@ -31,8 +31,6 @@ from martlet.testing import BrokerProcess
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 RATE_PER_S, BURST, COUNT = 100, 5, 25
-LEAST_S = (COUNT - BURST) / RATE_PER_S
-"""The minimum time of all messages."""
 BODIES = [b"%d" % n for n in range(COUNT)]
 
 

@@ -73,7 +73,6 @@ _BATCHES_ONLY = ("endingOffsets", "endingTimestamp")
 _SPARKS_WORDS = re.compile(
     r"(\d+)\s*(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)", re.IGNORECASE
 )
-_FLOWS = {"stream": "readStream", "batch": "read"}
 
 
 @dataclass(frozen=True)
