@@ -15,6 +15,8 @@ from pathlib import Path
 from martlet.log.cut import FOLDER, KEPT_FILE, cut_position
 from martlet.log.storage import Segment
 
+_LOCKS = Path("/proc/locks")
+_LOCK_READS = 3
 _NO_END = 1 << 64
 """Behind all positions."""
 
@@ -127,18 +129,30 @@ class Folder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a broker runs on the folder, according to `/proc/locks`."""
+        """Whether a broker runs on the folder, according to `/proc/locks`.
+
+        The kernel gives that file out a page at a time: a lock released between two pages moves
+        the others up, and hides one. So a missing lock is looked up again.
+        """
         try:
             status = (self.path / "martlet.lock").stat()
-            locks = Path("/proc/locks").read_text(encoding="ascii")
         except OSError:
             return False
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        return any(
-            fields[1] == "FLOCK" and fields[5] == device
-            for fields in map(str.split, locks.splitlines())
-            if len(fields) > 5
-        )
+        return any(_is_locked(device) for _ in range(_LOCK_READS))
+
+
+def _is_locked(device: str) -> bool:
+    """Look for the lock of a file, as `major:minor:inode`."""
+    try:
+        locks = _LOCKS.read_text(encoding="ascii")
+    except OSError:
+        return False
+    return any(
+        fields[1] == "FLOCK" and fields[5] == device
+        for fields in map(str.split, locks.splitlines())
+        if len(fields) > 5
+    )
 
 
 class CutFile(Folder):
