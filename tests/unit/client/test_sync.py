@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import cast
 
@@ -57,6 +58,23 @@ def hasty(mute: Mute) -> Iterator[ScriptedBroker]:
         yield broker
 
 
+class AheadClock:
+    """The `time` module of a consumer that has waited `ahead_s` longer than it did."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> AheadClock:
+    clock = AheadClock()
+    monkeypatch.setattr("martlet.client.sync.consumer.time", clock)
+    return clock
+
+
 def until(condition: object) -> None:
     assert callable(condition)
     deadline_s = time.monotonic() + 10
@@ -72,34 +90,41 @@ def test_heartbeats_are_answered_while_the_caller_blocks(broker: ScriptedBroker)
         until(lambda: broker.nops == 2)
 
 
-def test_messages_that_waited_too_long_are_not_handed_out(hasty: ScriptedBroker) -> None:
-    with Consumer("t", "c", hasty.address, max_in_flight=10) as consumer:
-        until(hasty.ready_counts)
+def test_messages_that_waited_too_long_are_not_handed_out(
+    broker: ScriptedBroker, clock: AheadClock
+) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
         frames = b"".join(message_frame(b"old %d" % n, number=n) for n in range(3))
-        hasty.peers[-1].send(frames)
+        broker.peers[-1].send(frames)
         assert next(consumer).body == b"old 0"
-        time.sleep(0.35)
-        hasty.peers[-1].send(message_frame(b"new", number=9))
-        message = next(consumer)
+        clock.ahead_s = 61
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(next, consumer)
+            until(lambda: consumer.counts.expired == 2)
+            clock.ahead_s = 0
+            broker.peers[-1].send(message_frame(b"new", number=9))
+            message = following.result()
         assert message.body == b"new"
         assert consumer.counts.expired == 2
         message.finish()
-    assert hasty.answered("FIN") == [9]
-    assert set(hasty.answered("REQ")) <= {0}
+    assert broker.answered("FIN") == [9]
+    assert set(broker.answered("REQ")) <= {0}
 
 
-def test_messages_that_waited_long_are_touched_when_handed_out(hasty: ScriptedBroker) -> None:
-    with Consumer("t", "c", hasty.address, max_in_flight=10) as consumer:
-        until(hasty.ready_counts)
-        hasty.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
+def test_messages_that_waited_long_are_touched_when_handed_out(
+    broker: ScriptedBroker, clock: AheadClock
+) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
+        broker.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
         next(consumer).finish()
-        time.sleep(0.22)
+        clock.ahead_s = 45
         message = next(consumer)
-        until(lambda: hasty.answered("TOUCH"))
+        until(lambda: broker.answered("TOUCH"))
         message.finish()
-    # Again, if this process had no processor for a quarter of its time.
-    assert set(hasty.answered("TOUCH")) == {1}
-    assert hasty.answered("FIN") == [0, 1]
+    assert broker.answered("TOUCH") == [1]
+    assert broker.answered("FIN") == [0, 1]
 
 
 def test_only_iterated_messages_are_touched(hasty: ScriptedBroker) -> None:

@@ -19,6 +19,8 @@ API = ("/api/topics", "/api/topics/orders", "/api/topics/orders/work", "/api/nod
 COUNTS = ("depth", "backend_depth", "message_count")
 HUGE = 10**400
 SECOND_NS = 1_000_000_000
+PATIENT: dict[str, Any] = {"http_client_request_timeout_ns": 60 * SECOND_NS}
+"""On a slow machine the good broker's answer is awaited all the same."""
 PIECE = b" " * (1 << 20)
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,7 +59,7 @@ async def beside(reply: Reply, **options: Any) -> AsyncIterator[tuple[Page, str]
     try:
         async with (
             broker_of(3) as broker,
-            page_of([broker.http_address, address], **options) as page,
+            page_of([broker.http_address, address], **{**PATIENT, **options}) as page,
         ):
             yield page, address
     finally:
