@@ -19,17 +19,17 @@ from martlet.supervisor.child import Child
 from martlet.supervisor.supervisor import Supervisor
 
 READY = """
-import os, signal, socket, sys
+import os, signal, socket
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # None is missed until it waits.
 print("begins", flush=True)
 def ready():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
-def end(*_):
+def stay():
+    signal.sigwait([signal.SIGTERM])
     print("ends", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
 """
-STAYS = READY + "ready()\nsignal.pause()\n"
+STAYS = READY + "ready()\nstay()\n"
 STUBBORN = READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nready()\nsignal.pause()\n"
 FALLS = READY + "ready()\nos.kill(os.getpid(), signal.SIGKILL)\n"
 NEVER_READY = "import sys\nprint('no door', file=sys.stderr)\nsys.exit(3)\n"
@@ -118,7 +118,7 @@ async def test_a_child_that_cannot_start_is_reported_and_ends_the_others(stage: 
 async def test_several_children_that_cannot_start_leave_no_unhandled_error(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = [stage.child("one", NEVER_READY), stage.child("two", READY + "signal.pause()\n")]
+    group = [stage.child("one", NEVER_READY), stage.child("two", READY + "stay()\n")]
     with pytest.raises(ChildProcessError, match="one cannot start"):
         await stage.supervisor(group).run()
     gc.collect()
@@ -184,7 +184,7 @@ async def test_a_second_stop_kills(stage: Stage) -> None:
 
 
 async def test_a_stop_before_all_is_ready(stage: Stage) -> None:
-    slow = READY + "signal.pause()\n"
+    slow = READY + "stay()\n"
     supervisor = stage.supervisor([stage.child("one", slow)], [stage.child("two", STAYS)])
     running = asyncio.create_task(supervisor.run())
     await stage.until("one begins")

@@ -25,7 +25,7 @@ from martlet.testing import BrokerProcess
 pytestmark = pytest.mark.interop
 
 
-broker = brokers.process("--msg-timeout=2s", scope="function")
+broker = brokers.process(scope="function")
 
 
 def command(*arguments: str) -> list[str]:

@@ -32,7 +32,7 @@ LINES = [b"%d" % number for number in range(300)]
 AT_ONCE = ("backoff_multiplier,1ms", "max_backoff_duration,2ms", "default_requeue_delay,10ms")
 
 
-broker = brokers.process("--msg-timeout=2s")
+broker = brokers.process()
 
 
 def fill(broker: BrokerProcess, topic: str, lines: list[bytes], channel: str) -> None:
