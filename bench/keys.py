@@ -26,8 +26,7 @@ from martlet.log.keys.index_file import build_index
 from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.log.record import Contents
 from martlet.log.storage import DiskStorage
-from martlet.properties.block import Block, pack_block
-from martlet.properties.bulk import Packed
+from martlet.properties.block import Block, Packed, pack_block
 from martlet.properties.model import Properties
 
 DIGITS = 10

@@ -14,7 +14,7 @@ from tests.unit.broker.core import Client
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import NotInFlight, WritesRefused
-from martlet.broker.queue.stored_queue import StoredQueue
+from martlet.broker.queue.queue_log import StoredQueue
 from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.broker.retention.checkpoint import CheckpointJob, begin_checkpoint, end_checkpoint
 from martlet.log.commit_log import CommitLog

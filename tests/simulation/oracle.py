@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.queue.stored_queue import LogView
+    from martlet.broker.queue.queue_log import LogView
     from martlet.replica.replica_set import ReplicaSet
 
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.context import BrokerClock
-from martlet.broker.dead_letters.dead_letter import move_to_dead_letters
-from martlet.broker.dead_letters.move import MessageMover
+from martlet.broker.dead_letters.dead_letter import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
@@ -37,12 +36,11 @@ from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.retention.history import RetentionSettings
-from martlet.broker.retry import DeadLetterReason
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic.expand import add_priority, check_count, grow
 from martlet.broker.topic.retained import Retained
+from martlet.broker.topic.rewind import EmptiedQueue, emptied_queues, keep, restore
 from martlet.broker.topic.topic import Topic
-from martlet.broker.topic.undo import EmptiedQueue, emptied_queues, keep, restore
 from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.broker.transactions.state import TransactionLimits
@@ -108,6 +106,7 @@ class BrokerCore:
         self.schedule = Schedule()
         self.transfers = MessageMover(self)
         self.append_again = self.transfers.append_again
+        self.move_to_dead_letters = self.transfers.move_to_dead_letters
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which represents all of its queues."""
         self.by_id: dict[int, Retained] = {}
@@ -461,7 +460,7 @@ class BrokerCore:
 
     def restore_channel(self, topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
         """Undo an empty of a channel; delayed messages that it cancelled stay so. Raises NotFound,
-        OutOfReach and WritesRefused, as `martlet.broker.topic.undo.restore`.
+        OutOfReach and WritesRefused, as `martlet.broker.topic.rewind.restore`.
         """
         restore(topic, name, emptied)
         for emptied_queue in emptied:
@@ -493,19 +492,6 @@ class BrokerCore:
     def put_off(self, channel: ChannelState, error: OSError) -> None:
         """Report that a channel cannot read its messages at the moment; the read is retried."""
         self.settings.on_put_off(channel.topic, channel.name, error)
-
-    # messages moved from a channel to a topic
-
-    def move_to_dead_letters(
-        self,
-        channel: ChannelState,
-        offset: int,
-        attempts: int,
-        failures: int,
-        reason: DeadLetterReason,
-    ) -> None:
-        """Move a message that no consumer holds to the channel's dead-letter topic."""
-        move_to_dead_letters(self, self.transfers, channel, offset, attempts, failures, reason)
 
     def write_journal(self) -> None:
         """Journal the cursors that have moved since the last call. Raises WritesRefused; the next

@@ -33,8 +33,7 @@ from martlet.broker.errors import BrokerError
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.topic.retained import Retained
 from martlet.broker.topic.topic import Topic
-from martlet.properties.block import Block
-from martlet.properties.bulk import Entry, Packed
+from martlet.properties.block import Block, Entry, Packed
 from martlet.properties.model import SENT_BYTES, Field, Sent, fields
 
 MAX_SENDS_EACH = 64

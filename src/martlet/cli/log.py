@@ -41,13 +41,13 @@ from martlet.broker.tracing.counters import (
 )
 from martlet.broker.tracing.recorder import TraceChunk
 from martlet.log import checkpoint_file
-from martlet.log.atomic_batches import entry_of
 from martlet.log.folder import CutFile, Folder, NoLog
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     Header,
     RecordFlag,
     RecordKind,
+    entry_of,
     frame_ends,
     payload,
     properties,

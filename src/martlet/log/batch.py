@@ -26,7 +26,7 @@ from martlet.log.record import (
     RecordFlag,
 )
 from martlet.native.raw_bodies import Bodies, RawBodies
-from martlet.properties.bulk import Entry, join
+from martlet.properties.block import Entry, join
 
 Bytes = npt.NDArray[np.uint8]
 

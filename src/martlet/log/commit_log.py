@@ -15,20 +15,23 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from martlet.log.atomic_batches import BatchSlot, begin_bundle, bundle_length, write_batches
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
+    BatchSlot,
     Contents,
     Lone,
     RecordFlag,
     RecordKind,
     align8,
+    begin_bundle,
+    bundle_length,
     journal_record,
     lone_length,
     read_record,
     seal,
     seal_again,
+    write_batches,
 )
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import FULL, Segment, Storage, StorageFull

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator
 from crc32c import crc32c
 
 from martlet.log import fsync_marker
-from martlet.log.atomic_batches import batches_of
 from martlet.log.cut import CutTail, cut_off, finish_cut
 from martlet.log.epochs import EpochRange, Epochs
 from martlet.log.record import (
@@ -33,6 +32,7 @@ from martlet.log.record import (
     BadRecord,
     Header,
     RecordKind,
+    batches_of,
     check_checksum,
     read_header,
     read_record,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from martlet.log.atomic_batches import batches_of
 from martlet.log.record import (
     HEADER_BYTES,
     HEADER_STRUCT,
@@ -18,6 +17,7 @@ from martlet.log.record import (
     BadRecord,
     Header,
     RecordKind,
+    batches_of,
 )
 from martlet.log.recovery import next_good
 from martlet.log.storage import Segment, forget_pages

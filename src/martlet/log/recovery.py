@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from martlet.log.atomic_batches import batches_of
 from martlet.log.epochs import EpochRange, Epochs
 from martlet.log.record import (
     HEADER_BYTES,
@@ -35,6 +34,7 @@ from martlet.log.record import (
     Header,
     RecordFlag,
     RecordKind,
+    batches_of,
     read_header,
     read_record,
 )

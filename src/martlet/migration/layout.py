@@ -11,7 +11,7 @@ Two copies of one message have the same id and the same body, and are stored onc
 - A *stretch* is a run of ids, which in nsqd rise with time, of so few messages that their ids fit
   in memory.  Most folders are one stretch.
 - A *group* is what the very same channels have of a stretch.  To all others it is a void, which
-  their cursors are taken over (see `martlet.broker.topic.masked_source`).
+  their cursors are taken over (see `martlet.broker.topic.retained`).
 - *Tried* are messages that were delivered before to some channel that did not finish them.  They
   come first, and each channel gets its own as pending messages with their attempts.  These cost
   memory, so there is a limit; beyond it they are like any other, and the attempts begin anew.

@@ -33,7 +33,7 @@ from martlet.broker.retention.checkpoint import CheckpointJob
 from martlet.broker.retention.eviction import Eviction, EvictionLoss, HistoryReclaimer
 from martlet.broker.retention.history import Retention
 from martlet.broker.topic.topic import Topic
-from martlet.broker.tracing.latency import quantiles
+from martlet.broker.tracing.finish_ages import quantiles
 from martlet.log import checkpoint_file
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.recovery import RecoveryReport, scan

@@ -34,7 +34,7 @@ from martlet.broker.queue import cursor as cursor_module
 from martlet.broker.queue import in_flight as window_module
 from martlet.broker.queue import peek as peek_module
 from martlet.broker.queue import pending as pending_module
-from martlet.broker.queue import stored_queue as queue_module
+from martlet.broker.queue import queue_log as queue_module
 from martlet.broker.retention import checkpoint as upkeep_module
 from martlet.broker.retention.checkpoint import begin_checkpoint, count_needs, end_checkpoint
 from martlet.broker.topic import retained

@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 
 from martlet.broker.idempotence import marked
 from martlet.log.batch import LogBatch
-from martlet.properties import bulk as packed
-from martlet.properties.block import Block, entries_of, pack_block, pack_entries
-from martlet.properties.bulk import Entry, Packed, join, packed_bytes, read, read_at_once
+from martlet.properties import block as packed
+from martlet.properties.block import (
+    Block,
+    Entry,
+    Packed,
+    entries_of,
+    join,
+    pack_block,
+    pack_entries,
+    packed_bytes,
+    read,
+    read_at_once,
+)
 from martlet.properties.model import BadProperties, Properties, Sent, hash_of
 
 words = st.text("ab |*~", min_size=1, max_size=6)

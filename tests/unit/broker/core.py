@@ -11,10 +11,9 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import Receipt
-from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from martlet.broker.channel.delivery import Delivery
-from martlet.broker.channel.ordering import KeyOrdering, Ordering
+from martlet.broker.channel.ordering import KeyOrdering, Ordering, QueueOrdering
 from martlet.broker.channel.priority_turns import ChannelRate
-from martlet.broker.channel.queue_ordering import QueueOrdering
 from martlet.broker.channel.redelivery import Redelivery, charged_of
 from martlet.broker.channel.subscriber import Client, Share, Subscriber
 from martlet.broker.errors import Conflict, TooMany
@@ -28,8 +27,7 @@ from martlet.broker.queue.channel_state import (
     Waiting,
     oldest_age_ns,
 )
-from martlet.broker.queue.consumer import ChannelConsumer
-from martlet.broker.queue.topology import TopologyPreference
+from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.properties.model import NORMAL_PRIORITY
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.pending import PendingMessage
-    from martlet.broker.tracing.latency import Latency
+    from martlet.broker.tracing.finish_ages import Latency
 
 ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)

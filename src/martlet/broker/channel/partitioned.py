@@ -25,10 +25,10 @@ from martlet.broker.channel.redelivery import charged_of
 from martlet.broker.channel.subscriber import Client, Share, Subscriber
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import Offsets
+from martlet.broker.queue.consumer import TopologyPreference
 from martlet.broker.queue.queue_log import ID_MASK, OFFSET_BITS, OFFSET_MASK
-from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import Cause, DeadLetterReason
-from martlet.broker.tracing.latency import Latency, Together
+from martlet.broker.tracing.finish_ages import Latency, Together
 
 _Result = TypeVar("_Result")
 _NO_POSITIONS: Offsets = np.empty(0, np.int64)

@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import redriven_properties
-from martlet.broker.dead_letters.move import MessageMove, MessageMover
+from martlet.broker.dead_letters.dead_letter import MessageMove, MessageMover, redriven_properties
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
 from martlet.log.record import FRAME_HEADER_BYTES

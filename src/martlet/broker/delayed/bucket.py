@@ -92,7 +92,8 @@ class Bucket(HiddenTopic):
     ) -> None:
         super().__init__(registry, id, f"%delay-{target.name}-{id}", queue)
         self.ephemeral = target.ephemeral
-        self.target = target
+        self.target: Topic = target
+        self.loss_label = f"{target.name}/(delayed)"
         self.start_ns = start_ns
         self.end_ns = end_ns
         self._gone_ns = end_ns + _LINGER_NS
@@ -117,11 +118,6 @@ class Bucket(HiddenTopic):
     def follow_wall(self) -> None:
         """Forward due messages, at the start and after the wall clock was set."""
         self._alarm.at(self._registry.clock())
-
-    @property
-    def loss_label(self) -> str:
-        """The label of lost messages in the log."""
-        return f"{self.target.name}/(delayed)"
 
     @property
     def pending_count(self) -> int:

@@ -326,7 +326,7 @@ class AllTransactionsEntry:
     outcomes_bytes: int | None = None
     """The size of the outcomes; None in entries of early versions: nothing follows them."""
     packed: bytes = b""
-    """Outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit of each
+    """Outcomes (`martlet.broker.transactions.state`), and behind them the last commit of each
     series (the same module).
     """
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from martlet.broker.context import BrokerContext
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue.consumer import INTERNAL_CLIENT, ChannelConsumer
-from martlet.broker.queue.topology import TopologyPreference
+from martlet.broker.queue.consumer import INTERNAL_CLIENT, ChannelConsumer, TopologyPreference
 from martlet.broker.tracing.finish_ages import FinishAges
 from martlet.names import is_ephemeral
 

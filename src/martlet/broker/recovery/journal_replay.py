@@ -34,14 +34,12 @@ from martlet.broker.journal.entries import (
     decode,
     decode_retired,
 )
-from martlet.broker.queue.queue_log import Receipt
-from martlet.broker.queue.stored_queue import StoredQueue
+from martlet.broker.queue.queue_log import Receipt, StoredQueue
 from martlet.broker.recovery.transactions import TransactionJournal
 from martlet.broker.transactions.half_messages import entry_in_record
-from martlet.log.atomic_batches import entry_of
 from martlet.log.checkpoint_file import Checkpoint, Needed
 from martlet.log.index import Index, IndexEntry
-from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, properties
+from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, entry_of, properties
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Storage
 from martlet.names import is_ephemeral

@@ -143,7 +143,7 @@ class BrokerRecovery:
         assert self.position <= self._copy.end_position, "what was taken in has been cut off"
         self.take_in(self._copy.records(self.position, position))
 
-    # the state as a `martlet.broker.queue.stored_queue.LogView`
+    # the state as a `martlet.broker.queue.queue_log.LogView`
 
     def is_confirmed(self, position: int) -> bool:
         """Whether everything in the state lies before a confirmed position: a checkpoint, or

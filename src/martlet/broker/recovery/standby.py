@@ -87,7 +87,7 @@ def at_head(
 
 
 class StandbyTopic:
-    """A topic at one of its queues: a `martlet.broker.queue.stored_queue.TopicView`."""
+    """A topic at one of its queues: a `martlet.broker.queue.queue_log.TopicView`."""
 
     def __init__(self, state: RecoveredState, log: SegmentedLog, recovered: RecoveredTopic) -> None:
         self.id = recovered.record.id

@@ -32,14 +32,15 @@ from martlet.broker.journal.entries import (
     TransactionRecord,
     UnknownTransactionEntry,
 )
-from martlet.broker.transactions.outcomes import (
+from martlet.broker.transactions.state import (
     EndedTransaction,
     LastCommit,
+    OpenTransaction,
+    TransactionState,
     digest_of,
     unpack_outcomes,
     unpack_series,
 )
-from martlet.broker.transactions.state import OpenTransaction, TransactionState
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.half_messages import HalfTopic

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from martlet.broker.offset_ranges import Stretch
-from martlet.broker.queue.stored_queue import StoredQueue
+from martlet.broker.queue.queue_log import StoredQueue
 from martlet.log.index import IndexEntry
 from martlet.log.record import RecordFlag
 from martlet.log.retention import SegmentLocator

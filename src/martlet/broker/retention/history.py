@@ -25,7 +25,7 @@ no room for a segment the same, at once, before a publisher is refused (`History
 ====================  ==============================================================================
 
 Unfinished messages are no history; none of this affects them. Messages that were emptied from a
-channel are history for a while, so that it can be undone (`martlet.broker.topic.undo`).
+channel are history for a while, so that it can be undone (`martlet.broker.topic.rewind`).
 """
 
 from __future__ import annotations

@@ -37,10 +37,8 @@ from martlet.broker.queue.channel_state import ChannelContext, Waiting
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.ephemeral_limit import keep_within
-from martlet.broker.topic.masked_source import MaskedSource
-from martlet.broker.topic.retained import Retained, StagingContext
-from martlet.broker.topic.topic_queue import SingleQueueTopic
-from martlet.broker.tracing.latency import Latency
+from martlet.broker.topic.retained import MaskedSource, Retained, SingleQueueTopic, StagingContext
+from martlet.broker.tracing.finish_ages import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.log.batch import LogBatch
 from martlet.names import is_ephemeral, is_valid_name
@@ -72,6 +70,8 @@ class Topic(SingleQueueTopic):
         self.id = id
         """The number of this queue in the log."""
         self.name = name
+        self.target: Topic = self
+        self.loss_label = f"{name}/(no channel)"
         self.ephemeral = self.bounded = is_ephemeral(name)
         self.at_queues: list[Topic] = [self]
         """The topic at each of its queues, by number."""
@@ -93,16 +93,6 @@ class Topic(SingleQueueTopic):
         self._context = context
         self.awaiting: dict[Waiting, None] = {}
         """The waiting fetches to wake when messages arrive."""
-
-    @property
-    def target(self) -> Topic:
-        """The topic itself."""
-        return self
-
-    @property
-    def loss_label(self) -> str:
-        """The label of lost messages that no channel had."""
-        return f"{self.name}/(no channel)"
 
     @property
     def all_queues(self) -> Topic | PartitionedTopic:
@@ -265,7 +255,7 @@ class Topic(SingleQueueTopic):
 
         A new one starts at the topic's end, the first of a topic at its backlog, unless a start
         offset is given, or some by queue number. It skips the offsets in `voids` (see
-        `martlet.broker.topic.masked_source`), and has `policy` from the beginning.
+        `martlet.broker.topic.retained`), and has `policy` from the beginning.
 
         Raises:
             NameRefused: the name is not valid for a channel.

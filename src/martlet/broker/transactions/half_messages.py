@@ -9,7 +9,7 @@ loses other batches of its transaction. The topic has no channels. Its needed ba
 open transactions, so an abandoned transaction keeps only its own batches, and none after them.
 
 A commit copies them into batches of their topics. These are written as one bundle of the log,
-together with the journal entry of the outcome (see `martlet.log.atomic_batches`). So at no moment
+together with the journal entry of the outcome (see `martlet.log.record`). So at no moment
 are only some of them visible: neither after a crash, nor to a consumer, which gets none before all
 are stored. Delayed messages are published to their buckets
 (`martlet.broker.delayed.delayed_messages`), in the same bundle as the others.
@@ -39,13 +39,13 @@ from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES, QueueLog
 from martlet.broker.topic.retained import HiddenTopic, Retained
 from martlet.broker.topic.topic import Topic, TopicContext, TopicRegistry
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
-from martlet.log.atomic_batches import BatchSlot
 from martlet.log.batch import LogBatch, total_bytes
 from martlet.log.index import Index
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
     BadRecord,
+    BatchSlot,
     Contents,
     Header,
     RecordKind,
@@ -54,8 +54,7 @@ from martlet.log.record import (
     properties_of,
     record_length,
 )
-from martlet.properties.block import Block
-from martlet.properties.bulk import Packed, packed_bytes
+from martlet.properties.block import Block, Packed, packed_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -144,19 +143,12 @@ class HalfTopic(HiddenTopic):
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(context, id, name, queue)
+        self.target = None
+        self.loss_label = "(half messages)"
         self.held: set[int] = set()
         """The first offsets of the needed batches."""
         self._log = context.log
         self._reader = Cursor(context.log, queue, 0)
-
-    @property
-    def target(self) -> None:
-        """None: each batch names its target."""
-
-    @property
-    def loss_label(self) -> str:
-        """The label of lost messages."""
-        return "(half messages)"
 
     @property
     def floor(self) -> int:
@@ -201,9 +193,6 @@ class HalfTopic(HiddenTopic):
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
         """Describe it for the journal."""
         return self.record(self.queue.end_offset, channels)
-
-    def journal_marks(self, *, certain: bool) -> None:
-        """Return nothing: the transactions record what is done."""
 
     def get(self, first_offset: int, transaction: str) -> StoredHalf:
         """Return the batch of a transaction that begins at an offset. Raises BadRecord if it was

@@ -34,15 +34,13 @@ from martlet.broker.transactions.half_messages import (
     HalfTopic,
     TransactionContext,
 )
-from martlet.broker.transactions.outcomes import (
-    CommitSequences,
-    EndedTransaction,
-    EndedTransactions,
-)
 from martlet.broker.transactions.state import (
     MAX_BRANCH_LENGTH,
     BadTransaction,
     CommitSequence,
+    CommitSequences,
+    EndedTransaction,
+    EndedTransactions,
     OpenTransaction,
     TransactionEvent,
     TransactionLimits,
@@ -54,7 +52,7 @@ from martlet.broker.transactions.state import (
 )
 from martlet.log.batch import total_bytes
 from martlet.log.record import RecordKind
-from martlet.properties.bulk import packed_bytes
+from martlet.properties.block import packed_bytes
 
 if TYPE_CHECKING:
     from martlet.log.checkpoint_file import JournalEntry

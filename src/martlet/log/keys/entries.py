@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from martlet.log.atomic_batches import batches_of
 from martlet.log.record import (
     HEADER,
     HEADER_BYTES,
@@ -34,6 +33,7 @@ from martlet.log.record import (
     BadRecord,
     Header,
     RecordKind,
+    batches_of,
     read_header,
 )
 from martlet.properties.model import Field

@@ -37,8 +37,7 @@ from martlet.broker.journal.entries import (
 )
 from martlet.broker.offset_ranges import Stretch
 from martlet.broker.tracing.counters import unpack_accounts
-from martlet.log.atomic_batches import entry_of
-from martlet.log.record import BadRecord, Header, RecordKind, payload
+from martlet.log.record import BadRecord, Header, RecordKind, entry_of, payload
 from martlet.names import is_ephemeral
 from martlet.pipeline.audit.record_scan import Walked
 

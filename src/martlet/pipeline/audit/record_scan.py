@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from martlet.log.atomic_batches import batches_of
 from martlet.log.record import (
     HEADER,
     HEADER_BYTES,
@@ -32,6 +31,7 @@ from martlet.log.record import (
     Header,
     RecordFlag,
     RecordKind,
+    batches_of,
     read_header,
 )
 

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Callable
 
-from martlet.properties.bulk import read
+from martlet.properties.block import read
 from martlet.properties.model import MAX_BYTES, BadProperties
 from martlet.protocol.nsq.bulk import (
     finish_run,

@@ -52,7 +52,7 @@ import numpy as np
 from aiohttp import web
 
 from martlet.broker.errors import NotFound
-from martlet.broker.queue.stored_queue import LogView, StoredQueue, TopicView
+from martlet.broker.queue.queue_log import LogView, StoredQueue, TopicView
 from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
+from martlet.broker.queue.consumer import nearness
 from martlet.broker.queue.queue_log import ID_MASK
-from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
 from martlet.server.nsq.command_input import WAIT, Outcome

@@ -28,7 +28,7 @@ from martlet.text import SECOND_NS, counted
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.dead_letters.move import MessageMove
+    from martlet.broker.dead_letters.dead_letter import MessageMove
     from martlet.broker.retention.eviction import Evicted
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.state import OpenTransaction

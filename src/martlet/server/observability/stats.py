@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from martlet import __version__
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.topic.topic import PartitionedTopic
-from martlet.broker.tracing.finish_ages import BOUNDS_NS
-from martlet.broker.tracing.latency import Latency, Together, quantiles
+from martlet.broker.tracing.finish_ages import BOUNDS_NS, Latency, Together, quantiles
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.schema.counts import CHANNEL_COUNTS, TOPIC_COUNTS, Count
 from martlet.server.clock import TimeSlice

@@ -10,7 +10,7 @@ from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy
 from martlet.broker.queue.cursor import MAX_ATTEMPTS
 from martlet.broker.queue.queue_log import ID_MASK
-from martlet.broker.topic.undo import MAX_RESTORED, MAX_RUNS, EmptiedQueue, UnfinishedRun
+from martlet.broker.topic.rewind import MAX_RESTORED, MAX_RUNS, EmptiedQueue, UnfinishedRun
 from martlet.schema.channels import CONFIGURE as CONFIGURE_CHANNEL
 from martlet.schema.channels import RESTORE, ConfigureChannel, RestoreChannel, RestoredChannel
 from martlet.schema.topics import (

@@ -12,7 +12,7 @@
 messages of other senders are left out. Each call may be repeated: it is answered as the first time.
 
 Each ``series_number`` of a ``series`` is committed once (see
-`martlet.broker.transactions.outcomes`): a commit answered with ``"repeated": true`` has
+`martlet.broker.transactions.state`): a commit answered with ``"repeated": true`` has
 published nothing, since that number was committed before. A ``disposable`` transaction without a
 decision is rolled back, where others wait for an operator.
 

@@ -9,7 +9,7 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.broker.test_queues import Client as WholeClient
 
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue.topology import TopologyPreference, nearness
+from martlet.broker.queue.consumer import TopologyPreference, nearness
 from martlet.broker.topic.expand import grow
 
 MINUTE_NS = 60 * SECOND_NS

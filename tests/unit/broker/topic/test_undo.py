@@ -7,9 +7,8 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.errors import NotFound, OutOfReach
 from martlet.broker.retention.history import Retention
-from martlet.broker.topic import undo
-from martlet.broker.topic.rewind import replay
-from martlet.broker.topic.undo import EmptiedQueue, UnfinishedRun
+from martlet.broker.topic import rewind as undo
+from martlet.broker.topic.rewind import EmptiedQueue, UnfinishedRun, replay
 
 TEN = [b"%d" % number for number in range(10)]
 KEEP_NS = 900 * SECOND_NS

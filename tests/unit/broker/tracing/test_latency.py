@@ -5,8 +5,14 @@ import pytest
 from numpy.random import default_rng
 from tests.unit.broker.filled_index import filled
 
-from martlet.broker.tracing.finish_ages import FinishAges
-from martlet.broker.tracing.latency import Latency, Together, _code, _codes, quantiles
+from martlet.broker.tracing.finish_ages import (
+    FinishAges,
+    Latency,
+    Together,
+    _code,
+    _codes,
+    quantiles,
+)
 from martlet.log.index import Index
 from martlet.testing import SimulatedClock
 from martlet.text import MILLISECOND_NS, SECOND_NS

@@ -6,18 +6,16 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import LimitReached
-from martlet.broker.transactions.outcomes import (
-    CommitSequences,
-    LastCommit,
-    digest_of,
-    unpack_series,
-)
 from martlet.broker.transactions.state import (
     BadTransaction,
     CommitSequence,
+    CommitSequences,
+    LastCommit,
     TransactionLimits,
     TransactionState,
     TransitionRefused,
+    digest_of,
+    unpack_series,
 )
 
 HOUR_NS = 3600 * SECOND_NS

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from martlet.log.atomic_batches import BatchSlot
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.keys.index_file import build_index
 from martlet.log.keys.search import END_OF_LOG, KeyQuery, KeySearch, LogPosition
-from martlet.log.record import FRAME_HEADER_BYTES, Contents
+from martlet.log.record import FRAME_HEADER_BYTES, BatchSlot, Contents
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
 
