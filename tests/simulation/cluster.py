@@ -18,9 +18,8 @@ from tests.simulation.network import MILLISECOND_NS, End
 from tests.simulation.node import BROKER, SEGMENT_BYTES, Node, copy_of
 from tests.simulation.oracle import Broken, Oracle
 
-from martlet.replica.primary import Primary
+from martlet.replica.primary import Primary, ReplicaSettings
 from martlet.replica.replica_set import ReplicaSet
-from martlet.replica.settings import ReplicaSettings
 from martlet.testing import SimulatedStorage
 
 SECOND_NS = 1000 * MILLISECOND_NS

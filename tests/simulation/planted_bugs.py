@@ -29,8 +29,7 @@ from martlet.log.storage import Segment, Storage
 from martlet.replica import replica as replica_module
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.confirmation import Confirmation
-from martlet.replica.life import Entitlement, Life
-from martlet.replica.note import ReplicaNote
+from martlet.replica.note import Entitlement, Life, ReplicaNote
 from martlet.replica.primary import Primary, SwapState
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import Quorum, ReplicaSet

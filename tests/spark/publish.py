@@ -9,7 +9,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 
 
 def post(

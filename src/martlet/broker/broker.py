@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.context import BrokerClock
+from martlet.broker.context import BrokerClock, journal
 from martlet.broker.dead_letters.dead_letter import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
@@ -484,9 +484,7 @@ class BrokerCore:
 
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
         """Journal an entry of a topic. Raises WritesRefused."""
-        self.log.append_journal(
-            RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.stored_at_ns()
-        )
+        journal(self, RecordKind.TOPOLOGY, encode(entry), topic_number)
         self.changed_position = self.log.position
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
@@ -511,9 +509,7 @@ class BrokerCore:
         """Journal the segments that nothing needs, so that every replica removes them."""
         if condemned := self.log.condemned:
             entry = encode_retired(segment.base for segment in condemned)
-            self.log.append_journal(
-                RecordKind.RETIRED, entry, topic=0, stored_at_ns=self.stored_at_ns()
-            )
+            journal(self, RecordKind.RETIRED, entry)
             self._retired.append((self.log.position, condemned.copy()))
             condemned.clear()
 
@@ -539,9 +535,7 @@ class BrokerCore:
         """
         topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
-        self.log.append_journal(
-            RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.stored_at_ns()
-        )
+        journal(self, RecordKind.CURSOR, entry, topic.id)
 
     def snapshot(
         self,

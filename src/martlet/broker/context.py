@@ -13,6 +13,7 @@ from typing import Protocol
 
 from martlet.broker.schedule import Schedule
 from martlet.log.commit_log import CommitLog
+from martlet.log.record import RecordKind
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +65,11 @@ class BrokerContext(Protocol):
     @property
     def settings(self) -> TopicSettings:
         """The operator's settings."""
+
+
+def journal(context: BrokerContext, kind: RecordKind, entry: bytes, topic: int = 0) -> None:
+    """Write an entry into the journal, stored now. Raises WritesRefused."""
+    context.log.append_journal(kind, entry, topic=topic, stored_at_ns=context.stored_at_ns())
 
 
 def running_time(context: BrokerContext, date_ns: int) -> int:

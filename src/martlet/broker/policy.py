@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
+from martlet.names import EPHEMERAL, is_ephemeral, is_system, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
 from martlet.text import MILLISECOND_NS, parse_duration, parse_size, shown_value
@@ -169,6 +169,11 @@ class TopicPolicy(Policy):
         "whether the log says what has become of each message; default is the broker's --trace",
         choices=("default", "on", "off"),
     )
+
+    def traces(self, topic: str, usually: bool) -> bool:
+        """Whether a topic's messages are traced: never those of ephemeral or internal topics."""
+        is_traced = self.trace == "on" or (self.trace == "default" and usually)
+        return is_traced and not is_ephemeral(topic) and not is_system(topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
+
+from martlet.protocol.compression import Corrupt
 
 Piece = bytes | bytearray | memoryview
 
@@ -182,9 +184,8 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
     # passing bytes up
 
     def pass_up(self) -> int:
-        """Pass up some bytes that were received before the transport below was closed.
-
-        Returns how many; 0 where none are left.  Raises BrokenLayer: the input is invalid, or was.
+        """Pass up some bytes that were received before the transport below was closed. Returns how
+        many; 0 where none are left.  Raises BrokenLayer: the input is invalid, or was.
         """
         if self._error is not None:
             # Behind invalid bytes there may be valid ones, which belong to nothing any more.
@@ -247,3 +248,45 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         """Abort the connection: the stream cannot be decoded any more."""
         self._error = error
         self.lower.abort()
+
+
+class Codec(Protocol):
+    """The compressor and decompressor of one connection, one of `martlet.protocol.compression`."""
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the peer has finished its stream."""
+
+    def encode(self, pieces: Iterable[Piece]) -> bytes:
+        """Compress the pieces, flushed, so that the peer can read all of them."""
+
+    def feed(self, data: memoryview) -> None:
+        """Copy received bytes into the decompressor's input."""
+
+    def read_into(self, space: memoryview) -> int:
+        """Decompress into the space; fill it unless more input is needed. Raises Corrupt."""
+
+
+class CompressionLayer(Layer):
+    """A layer that compresses written bytes, each write flushed, so that the peer can read it at
+    once, and decompresses received ones.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, space: memoryview, codec: Codec) -> None:
+        super().__init__(loop, space)
+        self._codec = codec
+
+    def _receive(self, data: memoryview) -> None:
+        self._codec.feed(data)
+
+    def _encode(self, pieces: Iterable[Piece]) -> bytes:
+        return self._codec.encode(pieces)
+
+    def _fill(self, space: memoryview) -> int:
+        try:
+            count = self._codec.read_into(space)
+        except Corrupt as error:
+            raise BrokenLayer(str(error)) from error
+        if self._codec.at_end and count < len(space):
+            self._at_end = True
+        return count

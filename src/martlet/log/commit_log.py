@@ -46,14 +46,9 @@ class WritesRefused(Exception):
 
 
 class CommitLog(SegmentedLog):
-    """An opened log, ready for appends.
+    """An opened log, ready for appends at `position`.
 
-    Args:
-        storage: holds the segments.
-        segments: the existing segments, by base position.
-        position: where to append; the end of the last good record.
-        durable_position: the log is known to be durable up to here.  Records behind it may only be
-            written, by a broker that was killed; the first flush makes them durable too.
+    Args, beside those of `SegmentedLog`:
         epoch: the number of this run of the broker; each record carries it.
         segment_bytes: the capacity of new segments.
     """
@@ -196,9 +191,8 @@ class CommitLog(SegmentedLog):
     def append_entries(
         self, kind: RecordKind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
     ) -> None:
-        """Write journal entries, each with its topic's number, in one write: all or none.
-
-        Raises WritesRefused, as `append_journal`.
+        """Write journal entries, each with its topic's number, in one write: all or none. Raises
+        WritesRefused, as `append_journal`.
         """
         self.make_room(sum(align8(HEADER_BYTES + len(e)) for _, e in entries), journal=True)
         position = self.position

@@ -53,18 +53,11 @@ class CopyRefused(Exception):
 def open_copy(
     storage: Storage, start: int = 0, *, epochs: Iterable[EpochRange] = ()
 ) -> tuple[CopiedLog, RecoveryReport]:
-    """Open the log of a replica that is to copy.
+    """Open the log of a replica that is to copy, from a position on, such as a checkpoint's.
 
     What is damaged, by the disk or by a power cut, is to be repaired by another replica's bytes;
-    the records behind it are kept.
-
-    Args:
-        storage: holds the log.
-        start: the position to read it from, such as that of a checkpoint.
-        epochs: what is known of its epochs; segments of theirs may be retired.
-
-    Raises:
-        CopyRefused, OSError: the disk failed.
+    the records behind it are kept. `epochs` are those known of the log: segments of theirs may be
+    retired. Raises CopyRefused and OSError where the disk failed.
     """
     segments = storage.segments()
     finish_cut(storage, segments)
@@ -89,15 +82,11 @@ def open_copy(
 
 
 class CopiedLog(SegmentedLog):
-    """A log that another replica writes.
+    """A log that another replica writes. What is behind `position` in its segment was never
+    acknowledged and is written over.
 
-    Args:
-        storage: holds the segments.
-        segments: the existing segments, by base position.
-        position: behind the last good record; what is behind it in its segment was never
-            acknowledged and is written over.
-        epochs: those of the records up to there.
-        durable_position: as for `SegmentedLog`.
+    Args, beside those of `SegmentedLog`:
+        epochs: those of the records up to `position`.
         damaged: the ranges up to there that no replica has undamaged, in order.
     """
 
@@ -267,10 +256,8 @@ class CopiedLog(SegmentedLog):
         return tail
 
     def restart(self) -> None:
-        """Forget, durably, what was received behind `position`: a new connection sends it again,
-        or its primary has something else there.
-
-        Raises CopyRefused: the disk failed.
+        """Forget, durably, what was received behind `position`: a new connection sends it again, or
+        its primary has something else there. Raises CopyRefused: the disk failed.
         """
         if self.received_position > self.position:
             for at in range(self.position, self.received_position, _PIECE_BYTES):

@@ -55,7 +55,6 @@ def cut_off(storage: Storage, segments: list[Segment], start: int, end: int, epo
     """Cut the log off at a position and return what went.
 
     Args:
-        storage: holds the log.
         segments: those of the log; the ones behind the cut are removed from the list.
         start: where to cut, behind a record.
         end: behind the last byte that was written.

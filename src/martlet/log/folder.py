@@ -72,15 +72,8 @@ class ReadOnlySegment:
 
 
 class Folder:
-    """A data folder.
-
-    Args:
-        path: of the folder.
-        end: the log is read up to this position; by default as far as it goes, or, while its end is
-            being cut off, as far as it will go.
-
-    Raises:
-        NoLog: it holds no log.
+    """A data folder, whose log is read up to `end`; by default as far as it goes, or, while its end
+    is being cut off, as far as it will go. Raises NoLog: it holds no log.
     """
 
     def __init__(self, path: Path, end: int = _NO_END) -> None:
@@ -157,13 +150,7 @@ def _is_locked(device: str) -> bool:
 
 class CutFile(Folder):
     """What a failover cut off the log of a data folder: a file that `martlet.log.cut` has kept. Its
-    small files are the data folder's.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        NoLog: it is no such file.
+    small files are the data folder's. Raises NoLog: it is no such file.
     """
 
     def __init__(self, path: Path) -> None:

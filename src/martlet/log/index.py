@@ -85,7 +85,6 @@ class Index:
     """The rows of one queue.
 
     Args:
-        storage: holds the file.
         topic, queue: the queue's numbers; they name the file.
         first_row: the number of the file's first row.
         stored: the number of valid rows in the file.
@@ -152,10 +151,7 @@ class Index:
                 self.write_new()
 
     def write(self) -> None:
-        """Write all rows that the file lacks; keep the newest rows in memory too.
-
-        Raises OSError.
-        """
+        """Write all rows that the file lacks; keep the newest in memory too. Raises OSError."""
         numbers = np.array(sorted(self._moved), np.int64)
         assert not len(numbers) or self.first_row <= numbers[0] <= numbers[-1] < self._stored_end
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
@@ -176,10 +172,7 @@ class Index:
         return self._stored_end < self.end_row
 
     def write_new(self) -> None:
-        """Write new rows only, and none that the last checkpoint's checksum covers.
-
-        Raises OSError.
-        """
+        """Write new rows only, none that the last checkpoint's checksum covers. Raises OSError."""
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
             rows = _packed(unwritten)
@@ -286,9 +279,8 @@ class Index:
         return numbers[held], rows[held]
 
     def deferred(self, first: int, end: int, but: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the offsets of deferred messages from `first` up to `end`, as (first, end) ranges.
-
-        Batches whose time is the mark `but` are left out.
+        """Yield the offsets of deferred messages from `first` up to `end`, as (first, end) ranges,
+        without batches whose time is the mark `but`.
         """
         for begins, ends in self._timed(first, end, lambda times: (times != 0) & (times != but)):
             yield from zip(begins.tolist(), ends.tolist(), strict=True)
@@ -371,10 +363,7 @@ class Index:
         return self.first_row + int(np.searchsorted(column, limit, "right")) - 1
 
     def move(self, first_offset: int, position: int) -> bool:
-        """Set the position of the batch that begins at an offset.
-
-        Returns False where there is no such row.
-        """
+        """Set the position of the batch that begins at an offset; False where there is none."""
         number = self._last_not_above("first_offset", first_offset)
         if number < self.first_row or self.row(number).first_offset != first_offset:
             return False

@@ -42,13 +42,8 @@ def is_for_the_log(descriptor: int) -> bool:
 
 
 class Acceptor:
-    """Accepts connections on a listening socket, and refuses those with a descriptor of the log's.
-
-    Args:
-        protocol: makes the protocol of a connection.
-        sock: listens.
-        address: of the socket, for the log.
-        tls: connections are in TLS by it.
+    """Accepts connections on a listening socket, in TLS if it is given, and refuses those with a
+    descriptor of the log's. `protocol` makes the protocol of each.
     """
 
     def __init__(

@@ -81,7 +81,6 @@ class SegmentedLog:
     """The segments of a log, what is written to them and what is durable.
 
     Args:
-        storage: holds the segments.
         segments: the existing segments, by base position; the log changes this list.
         position: behind the last good record.
         durable_position: the log is known to be durable up to here. Records behind it may only be

@@ -144,7 +144,6 @@ def verify(
     folder is read again, and only damage found twice counts.
 
     Args:
-        folder: the data folder.
         progress: called with the bytes done and all bytes, after each segment.
         needed_by: returns the messages that channels need, by a checkpoint.
     """

@@ -56,9 +56,8 @@ BLOCK_ROW_BYTES = 12
 
 
 def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
-    """Read a client's block of the properties of `count` messages, as a `LogBatch` takes it.
-
-    Raises BadProperties.
+    """Read a client's block of the properties of `count` messages, as a `LogBatch` takes it. Raises
+    BadProperties.
     """
     block = Block(data)
     numbers = block.numbers.tolist()
@@ -334,9 +333,7 @@ def read(data: bytes, count: int) -> Sequence[Entry]:
 
 def read_at_once(data: bytes, count: int) -> Packed | None:
     """Read a client's block of the properties of `count` messages; None where it has to be checked
-    entry by entry.
-
-    Raises BadProperties where it is no block.
+    entry by entry. Raises BadProperties where it is no block.
     """
     block = Block(data)
     numbers = block.numbers

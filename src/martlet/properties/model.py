@@ -17,9 +17,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Bytes = bytes | bytearray | memoryview
 
@@ -419,3 +423,35 @@ def hash_of(entry: bytes) -> int:
             return tag_hash(entry[at : at + length].decode())
         at += length
     return 0
+
+
+_MASK = 0xFFFFFFFF
+Crcs = TypeVar("Crcs", "int", "npt.NDArray[np.int64]")
+
+
+class KeyHash(StrEnum):
+    """A function from an order key to a number of 32 bits; modulo the number of queues of normal
+    priority it is the key's queue.
+
+    Patterned keys, such as those that count up, differ in few bits of their CRC-32C, and would
+    leave queues empty. So it is mixed by fmix32, the last step of MurmurHash3. A topic keeps the
+    function that it was made with: at another queue, a key would lose its order.
+    """
+
+    CRC32C = "crc32c"
+    """That of topics which versions before 0.2 have made."""
+    CRC32C_FMIX32 = "crc32c-fmix32"
+    """That of new topics."""
+
+    def of(self, crcs: Crcs) -> Crcs:
+        """Return the number of a key, or those of many, by the CRC-32C of its bytes."""
+        return crcs if self is KeyHash.CRC32C else _fmix32(crcs)
+
+
+def _fmix32(crcs: Crcs) -> Crcs:
+    """Mix numbers of 32 bits. Products of an array wrap at 64 bits, above the bits that count."""
+    mixed = crcs ^ crcs >> 16
+    mixed = mixed * 0x85EBCA6B & _MASK
+    mixed = mixed ^ mixed >> 13
+    mixed = mixed * 0xC2B2AE35 & _MASK
+    return mixed ^ mixed >> 16

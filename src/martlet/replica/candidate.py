@@ -149,9 +149,8 @@ class Candidate:
         self._end_fetching()
 
     def received(self, link: Link, frame: Frame) -> None:
-        """Handle a frame of a replica that answered.
-
-        Raises FrameRefused, CopyRefused and OSError: the connection is to be closed.
+        """Handle a frame of a replica that answered. Raises FrameRefused, CopyRefused and OSError:
+        the connection is to be closed.
         """
         if frame.kind in BRINGS and self.state in (
             CandidateState.COLLECTING,

@@ -127,9 +127,8 @@ class FrameReader:
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Take in the next bytes, of any length. Returns the complete frames, and the pieces of a
-        DATA frame; their bodies may be views of `data`.
-
-        Raises FrameRefused; the frames before the bad one are lost with it.
+        DATA frame; their bodies may be views of `data`. Raises FrameRefused; the frames before the
+        bad one are lost with it.
         """
         received = memoryview(data)
         frames: list[Frame] = []

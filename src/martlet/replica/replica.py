@@ -31,9 +31,8 @@ from martlet.log.epochs import EpochRange
 from martlet.log.storage import FULL, Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
-from martlet.replica.life import Entitlement, Life, entitlement
-from martlet.replica.note import ReplicaFailed, ReplicaNote
-from martlet.replica.primary import Primary, PrimaryHost
+from martlet.replica.note import Entitlement, Life, ReplicaFailed, ReplicaNote, entitlement
+from martlet.replica.primary import Primary, PrimaryHost, ReplicaSettings
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
     Presence,
@@ -41,7 +40,6 @@ from martlet.replica.replica_set import (
     Seen,
     no_replica_set,
 )
-from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
 from martlet.replica.standby import ConnectAgain, Standby, StandbyState
 
@@ -92,7 +90,6 @@ class ReplicaHost(PrimaryHost, Protocol):
         self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
     ) -> CommitLog:
         """Begin an epoch: make a broker of the log, which shows nothing before it is confirmed.
-
         Raises OSError and WritesRefused: it could not begin.
         """
 

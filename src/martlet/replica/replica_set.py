@@ -11,7 +11,7 @@
 Each change is a compare-and-swap on the document's version. A swap that names a primary raises the
 epoch by 1. In an epoch its primary alone changes `in_sync` and `copies`. An operator changes the
 other fields: the primary reads them at its next poll, and does what they ask for. Each process
-claims its name in `lives`, see `martlet.replica.life`.
+claims its name in `lives`, see `martlet.replica.note`.
 
 A position is confirmed when `copies` members of `in_sync` have acknowledged it. So any
 `len(in_sync) - copies + 1` members include one that has everything confirmed: as many must answer
@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from martlet.replica.life import NO_LIFE, Life
+from martlet.replica.note import NO_LIFE, Life
 
 FORMAT = 1
 MAX_REPLICAS = 15
@@ -346,7 +346,7 @@ class Presence:
     initial_primary: str = ""
     """``NAME=HOST:PORT`` of the first of ``--initial-replicas``; empty without that flag."""
     life: int = 0
-    """The number of the last life of its folder, see `martlet.replica.life`."""
+    """The number of the last life of its folder, see `martlet.replica.note`."""
     incarnation: str = ""
     """Of its folder; empty while that is new."""
 

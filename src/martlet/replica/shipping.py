@@ -19,7 +19,7 @@ from typing import Protocol
 
 from martlet.log.copy import CopiedLog
 from martlet.log.epochs import EpochRange, common_position
-from martlet.log.header_scan import content_end
+from martlet.log.recovery import content_end
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Segment
 from martlet.replica.frames import MAX_BODY_BYTES, Frame, FrameKind, ReplicaGreeting
@@ -219,9 +219,7 @@ def greeting(
 
 def piece(log: SegmentedLog, frame: Frame) -> Frame:
     """Return the answer to REPAIR: the bytes, as many as fit into a frame; none where they are
-    damaged here, too.
-
-    Raises SegmentRemoved: the segment was removed.
+    damaged here, too. Raises SegmentRemoved: the segment was removed.
     """
     segment = log.stored_at(frame.position)
     if segment is None:

@@ -129,10 +129,8 @@ class Standby:
         self.state = StandbyState.LOST
 
     def received(self, frame: Frame, now_ns: int) -> None:
-        """Handle a frame of the primary.
-
-        Raises ConnectAgain, FrameRefused, LogsDiverged, CopyRefused and OSError: the connection is
-        to be closed.
+        """Handle a frame of the primary. Raises ConnectAgain, FrameRefused, LogsDiverged,
+        CopyRefused and OSError: the connection is to be closed.
         """
         if self.state is StandbyState.FOLLOWING:
             self.received_ns = now_ns

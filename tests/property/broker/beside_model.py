@@ -40,7 +40,7 @@ from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.retention import Need
 from martlet.log.segmented import FlushJob
 from martlet.log.storage import Segment
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 MILLISECOND_NS = 10**6

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.properties.block import entries_of
-from martlet.properties.key_hash import KeyHash
-from martlet.properties.model import BadProperties, Properties
+from martlet.properties.model import BadProperties, KeyHash, Properties
 from martlet.protocol.nsq.bulk import split_bodies
 from martlet.spark.write import encode
 from martlet.spark.write.encode import Encoder, KeyQueues

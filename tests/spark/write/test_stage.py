@@ -25,7 +25,7 @@ from tests.interop.lookup_process import LookupProcess
 from tests.spark.publish import post
 from tests.spark.stored import rows_of, values_of
 
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed

@@ -14,8 +14,8 @@ from martlet.broker.retention.history import Retention
 from martlet.broker.topic.rewind import offset_at
 from martlet.log import checkpoint_file
 from martlet.log.copy import open_copy
-from martlet.log.header_scan import heads, segments_since
 from martlet.log.record import RecordKind
+from martlet.log.recovery import heads, segments_since
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 DAY_NS = 24 * 3600 * 10**9

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 
 PATTERNED = {
     "counting up": [b"%d" % number for number in range(1000, 1100)],

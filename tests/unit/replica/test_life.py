@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.replica.life import Entitlement, Life, entitlement
+from martlet.replica.note import Entitlement, Life, entitlement
 
 NEW = Life(0, "", "folder")
 OWN = Life(5, "process", "folder")

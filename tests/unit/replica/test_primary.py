@@ -11,9 +11,8 @@ from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.epochs import EpochRange
 from martlet.log.record import RecordKind
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
-from martlet.replica.primary import Primary, SwapState
+from martlet.replica.primary import SECOND_NS, Primary, ReplicaSettings, SwapState
 from martlet.replica.replica_set import ReplicaSet, Seen
-from martlet.replica.settings import SECOND_NS, ReplicaSettings
 from martlet.testing import SimulatedStorage
 
 ADDRESSES = dict.fromkeys("abc", "10.0.0.1:4153")

@@ -19,12 +19,10 @@ from martlet.log.epochs import EpochRange
 from martlet.log.storage import Segment, StorageFull
 from martlet.replica.candidate import Candidate
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
-from martlet.replica.life import Life
-from martlet.replica.note import ReplicaFailed, ReplicaNote
-from martlet.replica.primary import Primary
+from martlet.replica.note import Life, ReplicaFailed, ReplicaNote
+from martlet.replica.primary import Primary, ReplicaSettings
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
-from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import NO_SEGMENT, LogSender, greeting
 from martlet.replica.standby import Standby, StandbyState
 from martlet.testing import SimulatedClock, SimulatedStorage

@@ -306,9 +306,8 @@ class Channel(ChannelState):
         return True
 
     def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
-        """Handle FIN of many offsets, in any order.
-
-        Returns those that must be finished one by one: they are not in the window, or given twice.
+        """Handle FIN of many offsets, in any order. Returns those that must be finished one by one:
+        they are not in the window, or given twice.
         """
         if len(offsets) == 1:  # As of each of many queues; numpy would take longer.
             return _NO_OFFSETS if self._finish_one(consumer, offsets.item()) else offsets

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -25,13 +25,40 @@ from martlet.broker.channel.redelivery import charged_of
 from martlet.broker.channel.subscriber import Client, Share, Subscriber
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import Offsets
-from martlet.broker.queue.consumer import TopologyPreference
+from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
 from martlet.broker.queue.queue_log import ID_MASK, OFFSET_BITS, OFFSET_MASK
-from martlet.broker.retry import Cause, DeadLetterReason
 from martlet.broker.tracing.finish_ages import Latency, Together
 
+_Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _NO_POSITIONS: Offsets = np.empty(0, np.int64)
+
+
+def _at_its_queue(
+    method_of: Callable[[Channel], Callable[Concatenate[ChannelConsumer, int, _Args], _Result]],
+) -> Callable[Concatenate[PartitionedChannel, Subscriber, int, _Args], _Result]:
+    """Return a method that handles an answer to a message by a method of its queue's channel."""
+
+    def answer(
+        channel: PartitionedChannel,
+        subscriber: Subscriber,
+        position: int,
+        /,
+        *args: _Args.args,
+        **kwargs: _Args.kwargs,
+    ) -> _Result:
+        number, offset = (position & ID_MASK) >> OFFSET_BITS, position & OFFSET_MASK
+        if number >= len(subscriber.shares):
+            raise NotInFlight("ID not in flight")
+        method = method_of(channel.at_queues[number])
+        subscriber.held = True
+        try:
+            return method(subscriber.shares[number], offset, *args, **kwargs)
+        finally:
+            subscriber.held = False
+            subscriber.resume_delivery()
+
+    return answer
 
 
 class OverQueues:
@@ -117,26 +144,13 @@ class PartitionedChannel:
         subscriber.blocked = blocked
         subscriber.resume_delivery()
 
-    # acknowledgements
+    # acknowledgements, as those of `Channel`, each to the queue of its message
 
-    def finish(self, subscriber: Subscriber, position: int) -> None:
-        """Handle FIN. Raises NotInFlight."""
-        self._answer(subscriber, position, lambda at, share, offset: at.finish(share, offset))
-
-    def requeue(
-        self,
-        subscriber: Subscriber,
-        position: int,
-        delay_ns: int,
-        error: str = "",
-        cause: Cause = Cause.REQUEUED,
-    ) -> None:
-        """Handle REQ: redeliver the message after a delay. Raises NotInFlight."""
-        self._answer(
-            subscriber,
-            position,
-            lambda at, share, offset: at.requeue(share, offset, delay_ns, error, cause),
-        )
+    finish = _at_its_queue(lambda channel: channel.finish)
+    requeue = _at_its_queue(lambda channel: channel.requeue)
+    reject = _at_its_queue(lambda channel: channel.reject)
+    touch = _at_its_queue(lambda channel: channel.touch)
+    started = _at_its_queue(lambda channel: channel.started)
 
     def give_back(
         self, subscriber: Subscriber, positions: Iterable[int], *, is_started: bool = False
@@ -159,48 +173,12 @@ class PartitionedChannel:
             subscriber.held = False
             subscriber.resume_delivery()
 
-    def reject(
-        self, subscriber: Subscriber, position: int, reason: DeadLetterReason, error: str = ""
-    ) -> None:
-        """Make the message a dead letter. Raises NotInFlight."""
-        self._answer(
-            subscriber, position, lambda at, share, offset: at.reject(share, offset, reason, error)
-        )
-
-    def touch(self, subscriber: Subscriber, position: int, timeout_ns: int = 0) -> int:
-        """Handle TOUCH: restart the message's timeout. Returns its end. Raises NotInFlight."""
-        return self._answer(
-            subscriber, position, lambda at, share, offset: at.touch(share, offset, timeout_ns)
-        )
-
-    def started(self, subscriber: Subscriber, position: int) -> None:
-        """Handle STARTED: the client starts this message, and had started all delivered before it.
-        Raises NotInFlight.
-        """
-        self._answer(subscriber, position, lambda at, share, offset: at.started(share, offset))
-
     def finish_ended(self, position: int, attempts: int) -> None:
         """Finish a message whose lease has ended. Raises NotInFlight."""
         number = (position & ID_MASK) >> OFFSET_BITS
         if number >= len(self.at_queues):
             raise NotInFlight("ID not in flight")
         self.at_queues[number].finish_ended(position & OFFSET_MASK, attempts)
-
-    def _answer(
-        self,
-        subscriber: Subscriber,
-        position: int,
-        answer: Callable[[Channel, Share, int], _Result],
-    ) -> _Result:
-        number, offset = (position & ID_MASK) >> OFFSET_BITS, position & OFFSET_MASK
-        if number >= len(subscriber.shares):
-            raise NotInFlight("ID not in flight")
-        subscriber.held = True
-        try:
-            return answer(self.at_queues[number], subscriber.shares[number], offset)
-        finally:
-            subscriber.held = False
-            subscriber.resume_delivery()
 
     def finish_run(self, subscriber: Subscriber, positions: Offsets) -> Offsets:
         """Handle FIN of many, in any order. Returns those that must be finished one by one."""

@@ -300,9 +300,8 @@ class Redelivery:
         consumer: ChannelConsumer,
         error: str = "",
     ) -> PendingMessage[ChannelConsumer] | None:
-        """Requeue a message whose consumer failed to finish it, or dead-letter it.
-
-        Returns the pending message, where it is redelivered.
+        """Requeue a message whose consumer failed to finish it, or dead-letter it. Returns the
+        pending message, where it is redelivered.
         """
         state = self._state
         retry, attempts, failures = state.retry, held.attempts, held.failures + failed

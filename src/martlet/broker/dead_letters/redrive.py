@@ -125,9 +125,8 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
 
 
 def origin_of(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
-    """Return the origin of a dead letter: the topic at its queue, and the channel.
-
-    Raises NotFound, with a remedy.
+    """Return the origin of a dead letter: the topic at its queue, and the channel. Raises NotFound,
+    with a remedy.
     """
     name, channel = letter.note("topic"), letter.note("channel")
     if not name:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.membership import GroupConsumer, Membership
-from martlet.broker.queue.crash_charges import CrashCharges, StartedRange
-from martlet.broker.retry import RetryPolicy
+from martlet.broker.retry import CrashCharges, RetryPolicy, StartedRange
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.text import MILLISECOND_NS
 

@@ -39,7 +39,7 @@ from functools import cached_property
 
 from martlet.allocation import STRATEGIES, GroupMember, TopicQueue, allocate
 from martlet.broker.errors import Conflict, NotAMember, TooMany
-from martlet.broker.queue.crash_charges import StartedRange
+from martlet.broker.retry import StartedRange
 from martlet.broker.schedule import Schedule
 
 MAX_MEMBERS = 1000

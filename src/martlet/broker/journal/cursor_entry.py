@@ -17,7 +17,7 @@ numbered, and a full one has the number of the last partial one: if one is missi
 was damaged, the following ones are ignored up to the next full one. An older state causes
 redeliveries; an incomplete newer one would lose messages.
 
-Charges (see `martlet.broker.queue.crash_charges`), if any, replace those known before. A message in
+Charges (see `martlet.broker.retry`), if any, replace those known before. A message in
 flight is written as due at once, since it is redelivered after a restart. Where failures are 0, as
 earlier versions wrote them, each delivery counts as one failure, except the last delivery of a
 message due at once, which was in flight.
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.queue.crash_charges import Charge, CrashCharges
+from martlet.broker.retry import Charge, CrashCharges
 
 if TYPE_CHECKING:
     from martlet.broker.queue.cursor import Cursor

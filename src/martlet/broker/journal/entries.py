@@ -45,8 +45,7 @@ from martlet.broker.journal import codec
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import BadRecord, RecordKind
 from martlet.log.recovery import LogDamage
-from martlet.properties.key_hash import KeyHash
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import NORMAL_PRIORITY, KeyHash
 
 HALF = "%half"
 """The name of the topic that holds half messages."""

@@ -99,17 +99,11 @@ class MessageReceiver(Protocol):
 
 class _InternalClient:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Fail: the internal consumer never gets messages."""
         raise AssertionError("the internal consumer gets no messages")
 
-    def channel_closed(self) -> None:
-        """Do nothing."""
-
-    def failures_counted(self, max_attempts: int) -> None:
-        """Do nothing."""
-
-    def recalled(self, queue: int) -> None:
-        """Do nothing."""
+    def channel_closed(self) -> None: ...
+    def failures_counted(self, max_attempts: int) -> None: ...
+    def recalled(self, queue: int) -> None: ...
 
 
 INTERNAL_CLIENT = _InternalClient()

@@ -39,7 +39,7 @@ from martlet.properties.block import Block, entries_between, entry_of, frame
 
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_filter import ChannelFilter
-    from martlet.broker.queue.crash_charges import CrashCharges
+    from martlet.broker.retry import CrashCharges
 
 _ATTEMPTS_AT = 16
 """The offset of the attempts in a frame."""

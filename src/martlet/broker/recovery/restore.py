@@ -22,20 +22,20 @@ import numpy as np
 
 from martlet.broker.broker import BrokerCore, BrokerSettings
 from martlet.broker.channel.channel import Channel
-from martlet.broker.context import BrokerClock
+from martlet.broker.context import BrokerClock, journal
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.journal.cursor_entry import CursorState
 from martlet.broker.journal.entries import HALF, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
-from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.recovery.standby import StandbyCheckpoint, StandbyTopic, at_head, is_shown
 from martlet.broker.retention.checkpoint import may_shorten
 from martlet.broker.retention.eviction import settle
+from martlet.broker.retry import CrashCharges
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_messages import HalfTopic
 from martlet.log import checkpoint_file as checkpoint
@@ -83,11 +83,6 @@ class BrokerRecovery:
         copy: the log, where another replica writes it: every record before its end is there.
             Without it the log is the broker's own, and a power cut may have lost any record that
             was not durable.
-
-    Attributes:
-        position: the records before it are taken in.
-        checkpoint_position: that of the checkpoint; None without one.
-        notes: for the log lines of a start.
     """
 
     def __init__(
@@ -103,6 +98,7 @@ class BrokerRecovery:
         )
         first_base = segments[0].base if segments else 0
         self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
+        """The records before it are taken in."""
         assert copy is None or self.position <= copy.end_position
         self._copy = copy
         self._gap_count = 0 if copy is None else copy.gap_count
@@ -279,9 +275,7 @@ class BrokerRecovery:
             log.distrust_heads()
         has_begun = False
         try:
-            log.append_journal(
-                RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=broker.stored_at_ns()
-            )
+            journal(broker, RecordKind.EPOCH, encode_passed(passed))
             has_begun = True
             if self.checkpoint_position is None:
                 broker.begin_segment()
@@ -532,17 +526,9 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
 
 
 def _queue(broker: BrokerCore, recovered: RecoveredTopic) -> QueueLog:
-    record = recovered.record
-    end_offset = recovered.next_offset
-    return QueueLog(
-        broker.log,
-        record.id,
-        record.queue,
-        record.id_base,
-        recovered.index,
-        end_offset,
-        priority=record.priority,
-    )
+    record, index, end_offset = recovered.record, recovered.index, recovered.next_offset
+    numbers = record.id, record.queue, record.id_base
+    return QueueLog(broker.log, *numbers, index, end_offset, priority=record.priority)
 
 
 def _topic(broker: BrokerCore, recovered: RecoveredTopic) -> Topic:

@@ -31,7 +31,6 @@ from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopi
 from martlet.broker.tracing.recorder import TraceChunk, TraceEvent, TraceStep
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.folder import Folder, ReadOnlySegment
-from martlet.log.header_scan import begun_at_ns, heads, segments_since
 from martlet.log.index import ENTRY, index_name
 from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.log.record import (
@@ -45,6 +44,7 @@ from martlet.log.record import (
     read_header,
     read_record,
 )
+from martlet.log.recovery import begun_at_ns, heads, segments_since
 from martlet.log.storage import Segment, Storage
 from martlet.names import ID_RULE, is_message_id, is_system
 from martlet.properties.block import Block

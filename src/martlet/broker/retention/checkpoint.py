@@ -248,7 +248,6 @@ def makes_room(broker: RetentionContext) -> bool:
 def leave_spent_segment(broker: RetentionContext) -> bool:
     """Begin another segment if messages are refused and little of the current one is needed: on a
     small disk all messages may be in it, and once it is closed it can be retired or cleaned.
-
     Returns whether it did, by the needs that `count_needs` has counted.
     """
     log = broker.log

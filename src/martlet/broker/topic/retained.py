@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,19 +49,8 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.topic.topic import Topic
-    from martlet.log.batch import LogBatch
+    from martlet.broker.topic.topic import Topic, TopicContext
     from martlet.native.raw_bodies import Bodies
-
-
-class StagingContext(Protocol):
-    """The broker's services for staging."""
-
-    def staged(self, topic: Retained) -> LogBatch:
-        """Return a new batch for a topic's messages; the former one is appended."""
-
-    def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
-        """Append the staged messages of a topic, for delivery at a time, 0 for at once."""
 
 
 class Retained(ABC):
@@ -85,8 +74,8 @@ class Retained(ABC):
     dropped_count: int
     """Messages dropped to free space before they were finished."""
 
-    def __init__(self, context: StagingContext, queue: QueueLog) -> None:
-        self._staging = context
+    def __init__(self, context: TopicContext, queue: QueueLog) -> None:
+        self._context = context
         self.queue = queue
 
     def stage(
@@ -99,12 +88,12 @@ class Retained(ABC):
         queue = self.queue
         batch = queue.batch
         if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
-            batch = self._staging.staged(self)
+            batch = self._context.staged(self)
         if properties:
             batch.set_properties(batch.count, properties)
         batch.add_bodies(bodies)
         if deliver_at_ns:
-            return self._staging.commit_topic(self, deliver_at_ns)
+            return self._context.commit_topic(self, deliver_at_ns)
         return queue.receipt
 
     @property
@@ -168,7 +157,7 @@ class Retained(ABC):
 class HiddenTopic(Retained):
     """The base of hidden topics, with names that no client's topic has."""
 
-    def __init__(self, context: StagingContext, id: int, name: str, queue: QueueLog) -> None:
+    def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(context, queue)
         self.id = id
         self.name = name
@@ -198,7 +187,7 @@ class HiddenTopic(Retained):
 class SingleQueueTopic(Retained):
     """The messages of one queue of a topic, and which of them its channels need."""
 
-    def __init__(self, context: StagingContext, queue: QueueLog) -> None:
+    def __init__(self, context: TopicContext, queue: QueueLog) -> None:
         super().__init__(context, queue)
         self.number = queue.number
         self.channels: dict[str, Channel] = {}

@@ -35,18 +35,17 @@ from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
 from martlet.broker.queue.channel_state import ChannelContext, Waiting
 from martlet.broker.queue.cursor import Cursor
-from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.topic.ephemeral_limit import keep_within
-from martlet.broker.topic.retained import MaskedSource, Retained, SingleQueueTopic, StagingContext
+from martlet.broker.topic.retained import MaskedSource, Retained, SingleQueueTopic
 from martlet.broker.tracing.finish_ages import Latency
-from martlet.broker.tracing.recorder import TraceRecorder, traced
+from martlet.broker.tracing.recorder import TraceRecorder
 from martlet.log.batch import LogBatch
 from martlet.names import is_ephemeral, is_valid_name
-from martlet.properties.key_hash import KeyHash
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import NORMAL_PRIORITY, KeyHash
 
 
-class TopicContext(ChannelContext, StagingContext, Protocol):
+class TopicContext(ChannelContext, Protocol):
     """The broker's services for a topic."""
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
@@ -54,6 +53,12 @@ class TopicContext(ChannelContext, StagingContext, Protocol):
 
     def next_id(self) -> int:
         """Return a number that no topic or channel ever had."""
+
+    def staged(self, topic: Retained) -> LogBatch:
+        """Return a new batch for a topic's messages; the former one is appended."""
+
+    def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
+        """Append the staged messages of a topic, for delivery at a time, 0 for at once."""
 
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
         """Journal an entry of a topic. Raises WritesRefused."""
@@ -90,7 +95,6 @@ class Topic(SingleQueueTopic):
         self.refused_count = 0
         """Messages refused because the log was full or had failed."""
         self.policy = TopicPolicy()
-        self._context = context
         self.awaiting: dict[Waiting, None] = {}
         """The waiting fetches to wake when messages arrive."""
 
@@ -140,7 +144,7 @@ class Topic(SingleQueueTopic):
 
     def trace(self, channel: Channel) -> None:
         """Start or stop tracing a channel's messages, by the policy."""
-        is_traced = traced(self.name, self.policy, self._context.settings.traces)
+        is_traced = self.policy.traces(self.name, self._context.settings.traces)
         channel.recorder = (channel.recorder or TraceRecorder()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
@@ -292,9 +296,8 @@ class Topic(SingleQueueTopic):
         return channel
 
     def opened_channel(self, name: str) -> Channel | PartitionedChannel:
-        """Return a channel at all queues for a consumer, created if it is new.
-
-        Raises NameRefused, LimitReached and WritesRefused, as `channel`.
+        """Return a channel at all queues for a consumer, created if it is new. Raises NameRefused,
+        LimitReached and WritesRefused, as `channel`.
         """
         channel = self.channel(name)
         if channel.policy.from_lookup:
@@ -519,9 +522,6 @@ class TopicRegistry(TopicContext, Protocol):
 
     def take_scratch(self, batch: LogBatch) -> None:
         """Take back a batch that was lent."""
-
-    def stored_at_ns(self) -> int:
-        """Return the timestamp of messages stored now, never before that of an earlier one."""
 
 
 class PartitionedTopic:

@@ -32,9 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.broker.offset_ranges import Offsets
-from martlet.broker.policy import TopicPolicy
 from martlet.log.record import BadRecord
-from martlet.names import is_ephemeral, is_system
 
 MAX_EVENTS = 1 << 14
 """The maximum number of events in one piece; then another piece begins."""
@@ -61,13 +59,6 @@ _SEVERAL = 0xFFFF
 _MAX_NAMES = 0xFFFE
 _MAX_U32 = (1 << 32) - 1
 _MAX_REASON_LENGTH = 200
-
-
-def traced(topic: str, policy: TopicPolicy, usually: bool) -> bool:
-    """Whether a topic's messages are traced: never those of ephemeral or internal topics."""
-    if is_ephemeral(topic) or is_system(topic):
-        return False
-    return policy.trace == "on" or (policy.trace == "default" and usually)
 
 
 class TraceStep(IntEnum):

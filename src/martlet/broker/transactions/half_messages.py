@@ -293,9 +293,8 @@ class HalfMessageStore:
         to: str = "",
     ) -> int:
         """Publish messages to their topics, or all to one topic, with an entry in the journal.
-        Returns the position behind them.
-
-        Raises TransitionRefused, LimitReached, WritesRefused, or as `BrokerCore.topic`.
+        Returns the position behind them. Raises TransitionRefused, LimitReached, WritesRefused, or
+        as `BrokerCore.topic`.
         """
         half = self.topic
         copies: list[PendingCopy] = []

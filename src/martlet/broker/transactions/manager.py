@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from martlet.broker.context import journal
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
 from martlet.broker.journal.entries import (
     AllTransactionsEntry,
@@ -426,10 +427,7 @@ class Transactions:
     # the journal
 
     def _journal(self, entry: TransactionEntry) -> None:
-        context = self._context
-        context.log.append_journal(
-            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=context.stored_at_ns()
-        )
+        journal(self._context, RecordKind.TRANSACTION, encode(entry))
 
     def snapshot(self) -> list[JournalEntry]:
         """Return all state for the journal."""

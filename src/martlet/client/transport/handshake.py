@@ -31,7 +31,7 @@ from martlet.protocol.nsq.frames import BadFrame, ErrorReply, FrameSplitter, Res
 
 if TYPE_CHECKING:
     from martlet.client.transport.tls import Tls
-    from martlet.layer.compression import Codec
+    from martlet.layer.layer import Codec
 
 HEARTBEAT = b"_heartbeat_"
 OK = b"OK"
@@ -194,7 +194,7 @@ class Handshake(asyncio.BufferedProtocol):
             ) from error
 
     async def _compress(self, codec: Codec) -> None:
-        from martlet.layer.compression import CompressionLayer
+        from martlet.layer.layer import CompressionLayer
 
         layer = CompressionLayer(self._loop, self._wire_space(), codec)
         layer.insert(self._established, self)

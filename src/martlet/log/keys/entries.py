@@ -61,9 +61,8 @@ _MASKS = (np.uint64(1) << np.arange(0, 64, 8, dtype=np.uint64)) - np.uint64(1)
 
 
 class SegmentFile:
-    """A segment's file, read by calls that let other threads run meanwhile.
-
-    Raises OSError, as `read` does.
+    """A segment's file, read by calls that let other threads run meanwhile. Raises OSError, as
+    `read` does.
     """
 
     def __init__(self, path: Path) -> None:

@@ -79,9 +79,8 @@ def index_path(segment: Path) -> Path:
 
 
 class KeyIndex:
-    """The index of a segment.
-
-    Raises FileNotFoundError: there is none. BadIndex: it does not fit the segment. OSError.
+    """The index of a segment. Raises FileNotFoundError: there is none. BadIndex: it does not fit
+    the segment. OSError.
     """
 
     def __init__(self, segment: SegmentFile) -> None:
@@ -138,9 +137,8 @@ class KeyIndex:
 
     def find(self, hash: int, since_ns: int, until_ns: int) -> Iterator[Entries]:
         """Yield the entries with a hash, some at a time, each by position and number; the last of
-        the segment first. Chunks without messages stored in a span of time are left out.
-
-        Raises BadIndex and OSError.
+        the segment first. Chunks without messages stored in a span of time are left out. Raises
+        BadIndex and OSError.
         """
         chunks: list[tuple[npt.NDArray[np.void], int, int]] = []
         at = _HEAD.size
@@ -192,7 +190,6 @@ def build_index(
     """Write the index of a full segment, or replace it. Returns the number of its entries.
 
     Args:
-        path: of the segment.
         keeps_empty: write an index without entries, too.
         check_room: called with the size of a chunk before it is written; may raise OSError.
         is_over: whether to stop.

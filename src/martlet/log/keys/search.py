@@ -113,8 +113,6 @@ class KeySearch:
     """A search in the log of a data folder.
 
     Args:
-        folder: the data folder.
-        query: the messages to search for.
         end: the log is read up to this position.
         is_over: whether to stop; asked between segments, of which at least one is searched, and
             between messages.

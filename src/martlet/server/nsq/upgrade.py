@@ -18,7 +18,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.layer.compression import Codec, CompressionLayer
+from martlet.layer.layer import Codec, CompressionLayer
 from martlet.layer.tls import TlsLayer, reason
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy

@@ -39,10 +39,9 @@ from martlet.names import PUBLISH_AGAIN
 from martlet.options import BrokerOptions
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.replica.note import ReplicaFailed
-from martlet.replica.primary import Primary
+from martlet.replica.primary import Primary, ReplicaSettings
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet
-from martlet.replica.settings import ReplicaSettings
 from martlet.replica.standby import Standby, StandbyState
 from martlet.server.build import (
     assemble_server,

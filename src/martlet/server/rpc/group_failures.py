@@ -4,7 +4,7 @@
 offset, of a ``queue``, in place of those reported before, and whether the member handles nothing
 else (``alone``). If the group has a retry policy and the member is lost, by the end of its
 connection or its lease without leaving, these messages count as failed: see
-`martlet.broker.queue.crash_charges`.
+`martlet.broker.retry`.
 
 ``group.dead`` dead-letters the message at ``offset`` of a ``queue`` that the member has. The broker
 copies it to the group's dead-letter topic, with ``reason`` (``max_attempts``, ``rejected`` or
@@ -27,8 +27,13 @@ from martlet.broker.dead_letters.dead_letter import (
 )
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
-from martlet.broker.queue.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
-from martlet.broker.retry import MAX_ERROR_LENGTH, DeadLetterReason
+from martlet.broker.retry import (
+    MAX_ERROR_LENGTH,
+    MAX_RUNS,
+    MAX_STARTED,
+    DeadLetterReason,
+    StartedRange,
+)
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.server.rpc.arguments import CallError

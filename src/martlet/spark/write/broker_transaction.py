@@ -28,8 +28,7 @@ from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.identity import Features
 from martlet.client.transport.tls import Tls
-from martlet.properties.key_hash import KeyHash
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import NORMAL_PRIORITY, KeyHash
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder, KeyQueues
 from martlet.spark.write.options import WriteOptions

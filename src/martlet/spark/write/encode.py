@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.names import is_valid_name
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 from martlet.spark.write.property_encoding import (
     Int64s,
     as_binary,

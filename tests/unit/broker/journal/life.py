@@ -11,7 +11,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.idempotence import ProducerSend, marked
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
-from martlet.broker.queue.crash_charges import StartedRange
+from martlet.broker.retry import StartedRange
 from martlet.broker.topic.rewind import channel_from, replay
 from martlet.broker.transactions.state import CommitSequence, TransactionLimits
 from martlet.log import checkpoint_file

@@ -38,7 +38,7 @@ from martlet.broker.journal.entries import (
 )
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import BadRecord, RecordKind
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 
 GOLDEN = (Path(__file__).parent / "golden.txt").read_text().splitlines()
 JSON = [

@@ -15,7 +15,7 @@ from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.broker.topic.topic import Topic
 from martlet.log.copy import open_copy
 from martlet.log.record import BadRecord, RecordKind
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 KEYS = [b"%d" % number for number in range(1000, 1020)]

@@ -26,8 +26,7 @@ from martlet.log.folder import read_boot_id
 from martlet.log.storage import DiskSegment
 from martlet.options import BrokerOptions
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
-from martlet.replica.life import Life
-from martlet.replica.note import ReplicaFailed, ReplicaNote
+from martlet.replica.note import Life, ReplicaFailed, ReplicaNote
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.build import build_server
 from martlet.server.http import server as http_server

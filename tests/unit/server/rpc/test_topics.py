@@ -13,7 +13,7 @@ from tests.admin_page import change
 from martlet.client import Admin, AdminError, InvalidName, sync
 from martlet.client.admin import TopicDescription
 from martlet.names import NAME_RULE
-from martlet.properties.key_hash import KeyHash
+from martlet.properties.model import KeyHash
 from martlet.schema.read import read_answer
 from martlet.testing import Broker
 
