@@ -106,13 +106,6 @@ def pack_equal(entry: bytes, count: int) -> bytes:
     return b"".join([_COUNT.pack(count), numbers.tobytes(), ends.tobytes(), tags, entry * count])
 
 
-def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:
-    """Return the size of the block of some entries."""
-    if not entries:
-        return 0
-    return BLOCK_HEAD_BYTES + sum(BLOCK_ROW_BYTES + len(entry) for _, entry in entries)
-
-
 def frame(block: Bytes) -> bytes:
     """Pack a block as the frame that precedes the messages in a delivery."""
     return _FRAME.pack(len(block) + 4, FRAME_TYPE) + block
@@ -287,13 +280,10 @@ def packed_bytes(some: Sequence[Sequence[Entry]]) -> int:
     size_bytes = 0
     for entries in some:
         if isinstance(entries, Packed):
-            size_bytes += len(entries) * _ROW_BYTES + entries.block.entries_length
-        elif entries:
-            size_bytes += block_bytes(entries) - BLOCK_HEAD_BYTES
+            size_bytes += len(entries) * BLOCK_ROW_BYTES + entries.block.entries_length
+        else:
+            size_bytes += sum(BLOCK_ROW_BYTES + len(entry) for _, entry in entries)
     return size_bytes + BLOCK_HEAD_BYTES if size_bytes else 0
-
-
-_ROW_BYTES = block_bytes([(0, b"")]) - BLOCK_HEAD_BYTES
 
 
 def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> Bytes:

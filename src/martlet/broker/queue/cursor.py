@@ -275,13 +275,9 @@ class Cursor:
         """Skip up to `max_count` messages of one batch, below offset `limit`; the caller tracks
         them. Returns their packed properties; none may be skipped although `next` has moved.
         """
-        first = self.window.next
-        entry = self._entry
-        if entry is None or not entry.first_offset <= first < entry.end_offset:
-            if not self._move(first, limit):
-                return []
-            entry = self._entry
-            assert entry is not None
+        first, entry = self.window.next, self._next_entry(limit)
+        if entry is None:
+            return []
         end = min(entry.end_offset, first + max_count, limit)
         block = properties_of(self._record)
         base = entry.first_offset

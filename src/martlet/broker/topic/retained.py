@@ -172,13 +172,10 @@ class HiddenTopic(Retained):
         return TopicRecord(
             id=self.id,
             name=self.name,
-            queue=0,
-            of=0,
             id_base=self.queue.id_base,
             paused_at=None,
             backlog_offset=backlog_offset,
             voids=tuple(self.voids),
-            policy=None,
             end_offset=None if channels is None else self.queue.end_offset,
             channels=None if channels is None else (),
         )

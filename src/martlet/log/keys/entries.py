@@ -36,6 +36,7 @@ from martlet.log.record import (
     batches_of,
     read_header,
 )
+from martlet.properties.block import BLOCK_HEAD_BYTES, BLOCK_ROW_BYTES
 from martlet.properties.model import Field
 
 ENTRY = np.dtype([("hash", "<u4"), ("word", "<u4"), ("number", "<u4")])
@@ -50,7 +51,6 @@ PIECE_BYTES = 4 << 20
 _WORD_BYTES = 8
 _PADDING = bytes(HEADER_BYTES)
 """Behind a piece, so that a header or a word can be read from each of its bytes."""
-_BLOCK_HEAD_BYTES, _BLOCK_ROW_BYTES = 4, 12
 _FIELD_BYTES = 4
 _KINDS = np.zeros(256, bool)
 _KINDS[[Field.KEY, Field.ORDER_KEY, Field.SYSTEM]] = True
@@ -245,7 +245,7 @@ class _Piece:
         at = starts + _align8(at + 4 * batches["count"].astype(np.int64))
         halves = np.frombuffer(self._data, "<u4", len(self._data) // 4)
         counts = halves[at >> 2].astype(np.int64)
-        heads = _BLOCK_HEAD_BYTES + _BLOCK_ROW_BYTES * counts
+        heads = BLOCK_HEAD_BYTES + BLOCK_ROW_BYTES * counts
         counts[heads > batches["properties_length"]] = 0  # Damaged.
         of = np.repeat(np.arange(len(batches)), counts)
         within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,21 +1,7 @@
-r"""Commands as a client sends them: values in, bytes out; no sockets.
+"""Commands as a client sends them: values in, bytes out; no sockets.
 
-A command is a line, and some are followed by a body with its size before it, big-endian::
-
-    IDENTIFY\n size u32 | JSON                        PUB topic\n size u32 | body
-    SUB topic channel\n                               DPUB topic milliseconds\n size u32 | body
-    RDY count\n                                       MPUB topic\n size u32 | count u32 |
-    FIN id\n   REQ id milliseconds\n   TOUCH id\n          count x (size u32 | body)
-    NOP\n      CLS\n                                      AUTH\n size u32 | secret
-
-and, to a broker with Martlet's extensions (see `martlet.protocol.nsq.v2`)::
-
-    SEND topic\n size u32 | options size u32 | JSON | properties size u32 | properties |
-        count u32 | count x (size u32 | body)
-    CALL number method\n size u32 | JSON
-    STARTED id\n
-
-The caller must check names and numbers: a name with a space in it would be another command.
+`martlet.protocol.nsq.v2` has their bytes. The caller must check names and numbers: a name with a
+space in it would be another command.
 """
 
 from __future__ import annotations

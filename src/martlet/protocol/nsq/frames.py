@@ -7,15 +7,11 @@ Everything that an NSQ broker sends is a frame, big-endian::
     type 0 response, 1 error, 2 message; if the client has asked a Martlet broker for them:
          16 properties of the messages behind it, 17 answer to a call, 18 settings of the channel
 
-and a message frame is::
-
-     0 size u32 | 4 type u32 = 2 | 8 timestamp i64 ns | 16 attempts u16 | 18 id 16 | 34 body
-
-Messages arrive in runs: a broker answers a ready count with as many frames as it has. So a run is
-kept as the received bytes with the ends of its frames, and no message object is made before the
-consumer reads it. If all frames of a run have one size, the run is a 2-D array, and its ends are
-not searched one by one: if the sixteenth frame has the header of the first, a single numpy
-comparison of the headers at that stride counts the frames.
+Messages (see `martlet.protocol.nsq.message_run`) arrive in runs: a broker answers a ready count
+with as many frames as it has. So a run is kept as the received bytes with the ends of its frames,
+and no message object is made before the consumer reads it. If all frames of a run have one size,
+the run is a 2-D array, and its ends are not searched one by one: if the sixteenth frame has the
+header of the first, a single numpy comparison of the headers at that stride counts the frames.
 """
 
 from __future__ import annotations
