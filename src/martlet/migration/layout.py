@@ -118,10 +118,10 @@ class Layout:
         self._findings = findings
         self.counts = [0] * len(self._queues)
         """How many copies each queue holds, the backlog last."""
-        self._bounds = self._look(max_copies)
+        self._bounds = self._sample(max_copies)
         self.tried = self._find_tried()
 
-    def _look(self, max_copies: int) -> Ids:
+    def _sample(self, max_copies: int) -> Ids:
         """Read every queue once. Returns where its parts begin, but for the first."""
         samples: list[Ids] = []
         keys: set[Key] = set()

@@ -118,7 +118,7 @@ class NsqdFolder:
         self._read_metadata(names)
         for queue in sorted(self._numbers.keys() | self._bad.keys()):
             self._adopt(queue)
-        self._look_for_kill()
+        self._check_for_kill()
 
     @property
     def fingerprint(self) -> str:
@@ -130,7 +130,7 @@ class NsqdFolder:
             match = _FILE.fullmatch(name)
             path = self.path / name
             if match is None or not path.is_file():
-                self._look_at_other(name)
+                self._check_other(name)
                 continue
             queue, number, bad = match.group("queue", "number", "bad")
             about = f"{name} {path.stat().st_size} "
@@ -146,7 +146,7 @@ class NsqdFolder:
         for numbers in self._numbers.values():
             numbers.sort()
 
-    def _look_at_other(self, name: str) -> None:
+    def _check_other(self, name: str) -> None:
         if ".diskqueue." not in name and not name.startswith("nsqd."):
             if name != "lost+found":
                 self.findings.note(f"{name} is none of nsqd's files; it is left alone")
@@ -245,7 +245,7 @@ class NsqdFolder:
             disk_queue = DiskQueue(queue, [*owner.queue.files, *disk_queue.files], None)
         owner.queue = disk_queue
 
-    def _look_for_kill(self) -> None:
+    def _check_for_kill(self) -> None:
         """Report signs that nsqd did not stop cleanly: then it writes a meta file for each
         topic and channel, after nsqd.dat.
         """
@@ -285,7 +285,7 @@ class NsqdFolder:
                     " it before is delivered again"
                 )
             else:
-                count, is_damaged = _look_over(file)
+                count, is_damaged = _count_readable(file)
                 text = (
                     f"{name} was given up by nsqd; it holds {counted(count, 'message')} that can be"
                     " read, and --with-bad takes all"
@@ -300,7 +300,7 @@ class NsqdFolder:
         disk_queue.files[:0] = asked_for
 
 
-def _look_over(file: QueueFile) -> tuple[int, bool]:
+def _count_readable(file: QueueFile) -> tuple[int, bool]:
     """How many messages a file holds, and whether something in it is damaged."""
     damaged: list[int] = []
     count = sum(

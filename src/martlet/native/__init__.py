@@ -75,7 +75,7 @@ class Native(Protocol):
 
     def serve(
         self,
-        parts: tuple[object, ...],
+        shared: tuple[object, ...],
         received: bytearray,
         epoll: int,
         window_ns: int,

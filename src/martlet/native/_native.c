@@ -2,12 +2,12 @@
 
    frame_bodies    measures bodies of any sizes, and lays them    martlet.protocol.nsq.bulk and
                    out as message frames                          martlet.log.batch
-   serve           reads lone PUBs and FINs from the sockets,     martlet.server.nsq.lane
+   serve           reads lone PUBs and FINs from the sockets,     martlet.server.nsq.compiled_path
                    and answers them
 
    - Whatever may be refused is checked first. Where a check fails the result is 0, nothing has
      changed, and Python does the work: errors, TLS, AUTH, pauses, policies and traces are there.
-   - Only the classes in `parts` are known here; their subclasses are left to Python.
+   - Only the classes in `shared` are known here; their subclasses are left to Python.
    - The limited API of Python 3.11, so that one build serves every later version. */
 
 #define PY_SSIZE_T_CLEAN
@@ -125,8 +125,8 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
     X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(brief) X(by_offset)           \
     X(channel) X(channel_filter) X(client) X(consumer) X(cursor) X(decoder) X(delivery)            \
     X(dirty) X(due) X(end_offset) X(epoch) X(failed) X(fd) X(finish_count) X(finishes) X(floor)    \
-    X(get_write_buffer_size) X(grant_one) X(heard) X(id_base) X(in_flight_count) X(input)          \
-    X(is_ready) X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next)           \
+    X(get_write_buffer_size) X(grant_one) X(has_received) X(id_base) X(in_flight_count)            \
+    X(input) X(is_ready) X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next)  \
     X(note) X(number) X(offset_of) X(order) X(output) X(own) X(paused) X(paused_at) X(pending)     \
     X(position) X(pump) X(queue) X(rate_limit) X(ready_count) X(recorder) X(release_one)           \
     X(replies) X(sample_rate) X(several) X(state) X(stored) X(stored_at_ns) X(stored_count)        \
@@ -135,7 +135,7 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
-/* What Python hands over, in order; the last ones are classes. See martlet.server.nsq.lane. */
+/* What Python hands over, in order (martlet.server.nsq.compiled_path); the last are classes. */
 enum { BROKER, CONNECTIONS, FLUSH, FEED, FAIL, AWAIT, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER,
        SUBSCRIPTION };
 enum { FED = 1, ELSEWHERE = 2, SERVED = 4, READ = 8 };
@@ -150,37 +150,37 @@ typedef struct {
 /* `kept` has every object that a command has read or made, until the command is done: so no call
    into Python frees one that is still used. */
 typedef struct {
-    PyObject *parts;
+    PyObject *shared;
     Py_buffer received; /* the buffer that all connections receive into */
     PyObject *kept[MAX_KEPT];
     Lone lones[MAX_EVENTS]; /* the PUBs that are read and not stored yet */
     int kept_count, kept_floor, lone_count, input_bytes;
     uint8_t inputs[MAX_INPUT_BYTES]; /* theirs */
-} Lane;
+} Call;
 
-#define part(lane, number) PyTuple_GetItem((lane)->parts, number)
+#define shared(call, number) PyTuple_GetItem((call)->shared, number)
 
 /* Takes over a reference, which is NULL after an error. */
-static PyObject *keep(Lane *lane, PyObject *value)
+static PyObject *keep(Call *call, PyObject *value)
 {
-    if (value != NULL && lane->kept_count == MAX_KEPT) {
+    if (value != NULL && call->kept_count == MAX_KEPT) {
         Py_DECREF(value);
         PyErr_SetString(PyExc_SystemError, "a command keeps more objects than MAX_KEPT");
         return NULL;
     }
-    return value == NULL ? NULL : (lane->kept[lane->kept_count++] = value);
+    return value == NULL ? NULL : (call->kept[call->kept_count++] = value);
 }
 
-static void forget_kept(Lane *lane)
+static void forget_kept(Call *call)
 {
-    while (lane->kept_count > lane->kept_floor)
-        Py_DECREF(lane->kept[--lane->kept_count]);
+    while (call->kept_count > call->kept_floor)
+        Py_DECREF(call->kept[--call->kept_count]);
 }
 
 /* Functions return -1 for an error, which is set, and most of them 0 to leave it to Python. */
 #define TRY(action) do { if ((action) < 0) return -1; } while (0)
 #define LET(variable, value)                                                                       \
-    PyObject *variable = keep(lane, (value));                                                      \
+    PyObject *variable = keep(call, (value));                                                      \
     if (variable == NULL) return -1
 #define GET(variable, of, name) LET(variable, PyObject_GetAttr(of, n_##name))
 #define INT(variable, of, name) int64_t variable; TRY(get_int(of, n_##name, &variable))
@@ -194,7 +194,7 @@ static void forget_kept(Lane *lane)
 #define ONLY_IF(of, name, expected)                                                                \
     do { int found = is(of, n_##name, expected); if (found <= 0) return found; } while (0)
 #define ONLY_OF(object, type)                                                                      \
-    do { if ((PyObject *)Py_TYPE(object) != part(lane, type)) return 0; } while (0)
+    do { if ((PyObject *)Py_TYPE(object) != shared(call, type)) return 0; } while (0)
 
 static int get_int(PyObject *of, PyObject *name, int64_t *number)
 {
@@ -230,7 +230,7 @@ static int is(PyObject *of, PyObject *name, PyObject *expected)
 /* ---------------------------------------------------------------- lone commands */
 
 /* Sends what fits, if nothing waits before it; the transport takes the rest, and meets errors. */
-static int send_bytes(Lane *lane, PyObject *output, const uint8_t *data, Py_ssize_t length)
+static int send_bytes(Call *call, PyObject *output, const uint8_t *data, Py_ssize_t length)
 {
     INT(fd, output, fd); GET(transport, output, transport);
     Py_ssize_t sent = 0;
@@ -247,7 +247,7 @@ static int send_bytes(Lane *lane, PyObject *output, const uint8_t *data, Py_ssiz
 }
 
 /* As Delivery.pump_lone: 1 where the message was sent. */
-static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t *frame,
+static int deliver(Call *call, PyObject *awaiting, int64_t offset, const uint8_t *frame,
                    Py_ssize_t length)
 {
     PyObject *first, *none;
@@ -274,20 +274,20 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
     NUMBER(lent_offset, offset); NUMBER(one, 1);
     CALL(window, n_grant_one, number); NOTE_MOVED(state);
     CALL(delivery, n__lend, consumer, lent_offset, one);
-    GET(output, client, output); TRY(send_bytes(lane, output, frame, length));
+    GET(output, client, output); TRY(send_bytes(call, output, frame, length));
     return 1;
 }
 
 /* Reads a PUB that is all that came, of a topic that is there: 1 where it is one. */
-static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *lone)
+static int read_lone(Call *call, PyObject *connection, Py_ssize_t length, Lone *lone)
 {
-    const uint8_t *input = lane->received.buf;
+    const uint8_t *input = call->received.buf;
     Py_ssize_t line_limit = length < MAX_LINE_BYTES ? length : MAX_LINE_BYTES;
     const uint8_t *newline = input[0] == 'P' ? memchr(input, '\n', (size_t)line_limit) : NULL;
     if (newline == NULL) return 0;
     GET(decoder, connection, decoder); GET(known_lines, decoder, _known_lines);
     GET(replies, connection, replies); GET(due, replies, due); COUNT(reply_count, due);
-    INT(max_lone, decoder, max_lone); GET(topics, part(lane, BROKER), topics);
+    INT(max_lone, decoder, max_lone); GET(topics, shared(call, BROKER), topics);
     int64_t size = length - (newline + 5 - input);
     if (size <= 0 || size > max_lone || size > MAX_LONE_BYTES ||
         get_be32(newline + 1) != size || reply_count)
@@ -304,7 +304,7 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
 }
 
 /* Delivers the message of a record that was just stored, as Topic.stored_lone. */
-static int deliver_stored(Lane *lane, PyObject *topic, int64_t offset, PyObject *record,
+static int deliver_stored(Call *call, PyObject *topic, int64_t offset, PyObject *record,
                           Py_ssize_t length)
 {
     const uint8_t *frame = (const uint8_t *)PyBytes_AsString(record) + HEADER_BYTES;
@@ -313,7 +313,7 @@ static int deliver_stored(Lane *lane, PyObject *topic, int64_t offset, PyObject 
     int sent = 1, running = is(topic, n_paused_at, Py_None); TRY(running);
     TRY(set_int(queue, n_visible_end, offset + 1));
     if (running && awaiting_count > 0)
-        TRY(sent = deliver(lane, awaiting, offset, frame, length));
+        TRY(sent = deliver(call, awaiting, offset, frame, length));
     if (sent)
         return add_int(topic, n_message_count, 1);
     NUMBER(lone_offset, offset);
@@ -324,9 +324,9 @@ static int deliver_stored(Lane *lane, PyObject *topic, int64_t offset, PyObject 
 }
 
 /* Stores PUBs of one topic in one record, as martlet.log.batch, and delivers them: 1 if done. */
-static int store(Lane *lane, const Lone *lones, int count)
+static int store(Call *call, const Lone *lones, int count)
 {
-    PyObject *broker = part(lane, BROKER), *topic = lones->topic;
+    PyObject *broker = shared(call, BROKER), *topic = lones->topic;
     GET(topics, broker, topics);
     if (PyDict_GetItemWithError(topics, lones->name) != topic)
         return PyErr_Occurred() ? -1 : 0; /* what Python did since has replaced it */
@@ -367,7 +367,7 @@ static int store(Lane *lane, const Lone *lones, int count)
         memcpy(bytes + ends_at + 4 * number, &frame_end, 4);
     }
     LET(checked, PySequence_GetSlice(record, 8, length));
-    LET(sum, PyObject_CallFunctionObjArgs(part(lane, CRC), checked, NULL));
+    LET(sum, PyObject_CallFunctionObjArgs(shared(call, CRC), checked, NULL));
     uint32_t crc = (uint32_t)PyLong_AsUnsignedLong(sum);
     memcpy(bytes + 4, &crc, 4);
     NUMBER(at, position); NUMBER(record_length, length); NUMBER(size, body_bytes);
@@ -382,14 +382,14 @@ static int store(Lane *lane, const Lone *lones, int count)
     if (count > 1)
         CALL(topic, n_stored, first, end, Py_False);
     else
-        TRY(deliver_stored(lane, topic, offset, record, payload));
+        TRY(deliver_stored(call, topic, offset, record, payload));
     return 1;
 }
 
 /* A FIN that is all that came, of a message in the window: as Channel.finish. */
-static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
+static int finish_lone(Call *call, PyObject *connection, Py_ssize_t length)
 {
-    const uint8_t *input = lane->received.buf;
+    const uint8_t *input = call->received.buf;
     if (length != FINISH_BYTES || memcmp(input, "FIN ", 4) || input[FINISH_BYTES - 1] != '\n')
         return 0;
     GET(subscription, connection, subscription); ONLY_OF(subscription, SUBSCRIPTION);
@@ -403,7 +403,7 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
     int in_line = is(consumer, n_is_ready, Py_True); TRY(in_line); GET(number, consumer, number);
     LET(id, PyBytes_FromStringAndSize((const char *)input + 4, 16));
-    PyObject *offset = keep(lane, PyObject_CallMethodObjArgs(queue, n_offset_of, id, NULL));
+    PyObject *offset = keep(call, PyObject_CallMethodObjArgs(queue, n_offset_of, id, NULL));
     if (offset == NULL) /* Python answers what is no id */
         return PyErr_ExceptionMatches(PyExc_ValueError) ? (PyErr_Clear(), 0) : -1;
     LET(released, PyObject_CallMethodObjArgs(window, n_release_one, number, offset, NULL));
@@ -415,7 +415,7 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     CALL(finishes, n_note, offset);
     TRY(set_int(consumer, n_in_flight_count, in_flight - 1));
     TRY(add_int(consumer, n_finish_count, 1)); NOTE_MOVED(channel);
-    TRY(PyObject_SetAttr(connection, n_heard, Py_True));
+    TRY(PyObject_SetAttr(connection, n_has_received, Py_True));
     int has_room = ready > in_flight - 1;
     if (!in_line && has_room) {
         CALL(delivery, n__enter_line, consumer);
@@ -431,14 +431,14 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
 /* ---------------------------------------------------------------- sockets */
 
 /* Hands what was received, an errno or the error that is set to Python: it concerns no others. */
-static int feed(Lane *lane, PyObject *connection, int function, Py_ssize_t number)
+static int feed(Call *call, PyObject *connection, int function, Py_ssize_t number)
 {
-    PyObject *fed = PyObject_CallFunction(part(lane, function), "On", connection, number);
+    PyObject *fed = PyObject_CallFunction(shared(call, function), "On", connection, number);
     Py_XDECREF(fed);
     return fed == NULL ? -1 : FED;
 }
 
-static int fail(Lane *lane, const Lone *lones, int count)
+static int fail(Call *call, const Lone *lones, int count)
 {
     PyObject *type, *error, *trace, *told = NULL;
     PyErr_Fetch(&type, &error, &trace);
@@ -446,20 +446,20 @@ static int fail(Lane *lane, const Lone *lones, int count)
     if (trace != NULL) PyException_SetTraceback(error, trace);
     for (int number = 0; number < count && (number == 0 || told != NULL); number++) {
         Py_XDECREF(told);
-        told = PyObject_CallFunction(part(lane, FAIL), "OO", lones[number].connection, error);
+        told = PyObject_CallFunction(shared(call, FAIL), "OO", lones[number].connection, error);
     }
     Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(trace); Py_XDECREF(told);
     return told == NULL ? -1 : FED;
 }
 
 /* Reads what a connection has received, and handles it. A PUB is put into `lones`. */
-static int serve_one(Lane *lane, PyObject *connection)
+static int serve_one(Call *call, PyObject *connection)
 {
     ONLY_IF(connection, brief, Py_True); /* not if it closes, or its output is full */
     GET(input, connection, input); GET(output, connection, output); INT(fd, output, fd);
     ONLY_IF(input, waits, Py_False);
     int whole = is(input, n_own, Py_None), done; TRY(whole);
-    Py_buffer into = lane->received;
+    Py_buffer into = call->received;
     if (!whole) { /* behind the beginning of a command */
         LET(view, PyObject_CallMethod(connection, "get_buffer", "i", -1));
         TRY(PyObject_GetBuffer(view, &into, PyBUF_WRITABLE));
@@ -470,62 +470,62 @@ static int serve_one(Lane *lane, PyObject *connection)
     if (length == 0 || (length < 0 && (error == EAGAIN || error == EINTR || error == EBADF)))
         return 0; /* the end stays there for the loop to see */
     if (length > 0 && whole) {
-        Lone *lone = &lane->lones[lane->lone_count];
-        TRY(done = read_lone(lane, connection, length, lone));
-        if (done && length <= MAX_INPUT_BYTES - lane->input_bytes) {
-            uint8_t *input = memcpy(lane->inputs + lane->input_bytes, lone->input, (size_t)length);
+        Lone *lone = &call->lones[call->lone_count];
+        TRY(done = read_lone(call, connection, length, lone));
+        if (done && length <= MAX_INPUT_BYTES - call->input_bytes) {
+            uint8_t *input = memcpy(call->inputs + call->input_bytes, lone->input, (size_t)length);
             lone->output = output;
             lone->body += input - lone->input; lone->input = input;
-            lane->input_bytes += (int)length;
-            lane->lone_count++;
+            call->input_bytes += (int)length;
+            call->lone_count++;
             LET(kept, Py_NewRef(connection));
-            lane->kept_floor = lane->kept_count; /* until it is stored */
+            call->kept_floor = call->kept_count; /* until it is stored */
             return READ;
         }
-        TRY(done = finish_lone(lane, connection, length));
+        TRY(done = finish_lone(call, connection, length));
         if (done) return SERVED;
     }
-    forget_kept(lane); /* Python may replace or close what was read */
-    return feed(lane, connection, length < 0 ? FAIL : FEED, length < 0 ? error : length);
+    forget_kept(call); /* Python may replace or close what was read */
+    return feed(call, connection, length < 0 ? FAIL : FEED, length < 0 ? error : length);
 }
 
 /* Serves a socket that has an event. */
-static int serve_event(Lane *lane, struct epoll_event *event)
+static int serve_event(Call *call, struct epoll_event *event)
 {
     LET(fd, PyLong_FromLong(event->data.fd));
-    PyObject *found = PyDict_GetItemWithError(part(lane, CONNECTIONS), fd);
+    PyObject *found = PyDict_GetItemWithError(shared(call, CONNECTIONS), fd);
     if (found == NULL || event->events != EPOLLIN)
         return PyErr_Occurred() ? -1 : ELSEWHERE;
     Lone only = {.connection = Py_NewRef(found)};
-    int result = serve_one(lane, found);
-    result = result < 0 ? fail(lane, &only, 1) : result == 0 ? ELSEWHERE : result;
+    int result = serve_one(call, found);
+    result = result < 0 ? fail(call, &only, 1) : result == 0 ? ELSEWHERE : result;
     Py_DECREF(found);
     return result;
 }
 
 /* Answers a PUB that is stored, or has Python answer it after another flush. */
-static int answer(Lane *lane, const Lone *lone, int durable)
+static int answer(Call *call, const Lone *lone, int durable)
 {
     GET(counters, lone->connection, message_counters);
     PyObject *before = PyDict_GetItemWithError(counters, lone->name);
     NUMBER(count, before == NULL ? 1 : PyLong_AsLongLong(before) + 1);
     if (PyErr_Occurred()) return -1;
     TRY(PyDict_SetItem(counters, lone->name, count));
-    TRY(PyObject_SetAttr(lone->connection, n_heard, Py_True));
-    if (!durable) return feed(lane, lone->connection, AWAIT, 0);
-    TRY(send_bytes(lane, lone->output, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
+    TRY(PyObject_SetAttr(lone->connection, n_has_received, Py_True));
+    if (!durable) return feed(call, lone->connection, AWAIT, 0);
+    TRY(send_bytes(call, lone->output, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
     return SERVED;
 }
 
 /* Stores the PUBs that were read, those of a topic together, flushes them where there is a flush, and
    answers. A FIN that has come at the same time has made room for them. */
-static int store_all(Lane *lane)
+static int store_all(Call *call)
 {
-    Lone *lones = lane->lones, *last = lones + lane->lone_count;
+    Lone *lones = call->lones, *last = lones + call->lone_count;
     int done = 0, durable = 1;
-    lane->lone_count = lane->input_bytes = 0;
+    call->lone_count = call->input_bytes = 0;
     for (Lone *first = lones, *end; first < last; first = end) {
-        forget_kept(lane);
+        forget_kept(call);
         end = first + 1;
         for (Lone *other = end; other < last; other++)
             if (other->topic == first->topic) {
@@ -533,38 +533,38 @@ static int store_all(Lane *lane)
                 *other = *end;
                 *end++ = found;
             }
-        int stored = store(lane, first, (int)(end - first));
-        TRY(done |= stored > 0 ? SERVED : stored < 0 ? fail(lane, first, (int)(end - first)) : 0);
+        int stored = store(call, first, (int)(end - first));
+        TRY(done |= stored > 0 ? SERVED : stored < 0 ? fail(call, first, (int)(end - first)) : 0);
         for (Lone *lone = first; lone < end; lone++) lone->stored = stored;
     }
-    if (done & SERVED && part(lane, FLUSH) != Py_None) {
-        PyObject *flushed = keep(lane, PyObject_CallFunction(part(lane, FLUSH), NULL));
-        if (flushed == NULL) return fail(lane, lones, (int)(last - lones));
+    if (done & SERVED && shared(call, FLUSH) != Py_None) {
+        PyObject *flushed = keep(call, PyObject_CallFunction(shared(call, FLUSH), NULL));
+        if (flushed == NULL) return fail(call, lones, (int)(last - lones));
         durable = flushed == Py_True;
     }
     for (Lone *lone = lones; lone < last; lone++) {
-        forget_kept(lane);
+        forget_kept(call);
         if (lone->stored == 0)
-            memmove(lane->received.buf, lone->input, (size_t)lone->length);
+            memmove(call->received.buf, lone->input, (size_t)lone->length);
         int result = lone->stored < 0    ? 0
-                     : lone->stored == 0 ? feed(lane, lone->connection, FEED, lone->length)
-                                         : answer(lane, lone, durable);
-        TRY(done |= result < 0 ? fail(lane, lone, 1) : result);
+                     : lone->stored == 0 ? feed(call, lone->connection, FEED, lone->length)
+                                         : answer(call, lone, durable);
+        TRY(done |= result < 0 ? fail(call, lone, 1) : result);
     }
     return done;
 }
 
-/* serve(parts, received, epoll, window_ns, budget_ns) -> FED, ELSEWHERE, SERVED: see the stub */
+/* serve(shared, received, epoll, window_ns, budget_ns) -> FED, ELSEWHERE, SERVED: see the stub */
 static PyObject *serve(PyObject *module, PyObject *args)
 {
-    Lane lane;
+    Call call;
     int epoll, count, done = 0;
     long long window_ns, budget_ns;
-    if (!PyArg_ParseTuple(args, "O!w*iLL", &PyTuple_Type, &lane.parts, &lane.received, &epoll,
+    if (!PyArg_ParseTuple(args, "O!w*iLL", &PyTuple_Type, &call.shared, &call.received, &epoll,
                           &window_ns, &budget_ns))
         return NULL;
     int64_t began_ns = monotonic_ns(), last_ns = began_ns;
-    lane.kept_count = lane.kept_floor = lane.lone_count = lane.input_bytes = 0;
+    call.kept_count = call.kept_floor = call.lone_count = call.input_bytes = 0;
     do {
         struct epoll_event events[MAX_EVENTS];
         Py_BEGIN_ALLOW_THREADS
@@ -574,15 +574,15 @@ static PyObject *serve(PyObject *module, PyObject *args)
         Py_END_ALLOW_THREADS
         if (count <= 0) break;
         for (int number = 0; number <= count && done >= 0; number++) {
-            int result = number < count ? serve_event(&lane, &events[number]) : store_all(&lane);
+            int result = number < count ? serve_event(&call, &events[number]) : store_all(&call);
             done = result < 0 ? -1 : done | result;
-            forget_kept(&lane);
+            forget_kept(&call);
         }
-        lane.kept_floor = 0;
-        forget_kept(&lane);
+        call.kept_floor = 0;
+        forget_kept(&call);
         last_ns = monotonic_ns();
     } while (done >= 0 && !(done & (FED | ELSEWHERE)) && last_ns - began_ns < budget_ns);
-    PyBuffer_Release(&lane.received);
+    PyBuffer_Release(&call.received);
     return done < 0 ? NULL : PyLong_FromLong(done & ~READ);
 }
 

@@ -143,7 +143,7 @@ def open_folder(
     """
     try:
         is_new = not os.path.lexists(path)
-        _look_for_nsqd(path, options, log)
+        _check_for_nsqd(path, options, log)
         _close_to_others(path, log)
         storage = DiskStorage(
             path,
@@ -224,7 +224,7 @@ def _close_to_others(path: Path, log: logging.Logger) -> None:
         )
 
 
-def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> None:
+def _check_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> None:
     files = sorted(file.name for pattern in _OF_NSQD for file in path.glob(pattern))
     if not files:
         return

@@ -16,10 +16,10 @@ from martlet.broker.retention.eviction import HistoryReclaimer
 from martlet.server.flusher import Flusher
 from martlet.server.observability.event_log import EventLog
 
-LOOK_NS = 1_000_000_000
-"""The interval at which `DiskSpace.look` is called."""
-LOOK_WHILE_FULL_NS = 100_000_000
-"""The interval at which `DiskSpace.look_while_full` is called."""
+CHECK_NS = 1_000_000_000
+"""The interval at which `DiskSpace.check` is called."""
+CHECK_WHILE_FULL_NS = 100_000_000
+"""The interval at which `DiskSpace.check_while_full` is called."""
 _RESTS = 9
 """The pause after a search for space in a full log, as a multiple of its duration."""
 _TIGHT_S = 10.0
@@ -55,7 +55,7 @@ class DiskSpace:
         else:
             allow_spares(self._broker)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Under high load, release segments while their pages are still in memory, for reuse: fresh
         segments cost several times as much.
         """
@@ -67,7 +67,7 @@ class DiskSpace:
         if written >= max(_MANY_SEGMENTS * log.segment_bytes, _MANY_BYTES):
             await self._disk.checkpoint()
 
-    async def look_while_full(self) -> None:
+    async def check_while_full(self) -> None:
         """Release segments as soon as consumers have finished their messages.
 
         Continue for a while once there is some space: more usually follows.

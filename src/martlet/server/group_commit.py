@@ -159,7 +159,7 @@ class GroupCommit:
         """Return when the flush mode's promise holds for a receipt. Raises WritesRefused."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((receipt, future))
-        self.ticks.heard()
+        self.ticks.note_input()
         if self._sync:
             # After the end of this tick, so that the flush covers its commit.
             self._loop.call_soon(self.flusher.flush)

@@ -182,12 +182,12 @@ class LookupPeer:
     async def _changes_within(self, seconds: float, reader: asyncio.StreamReader) -> bool:
         """Return whether anything changes within that time. Raises OSError if the daemon closes."""
         changed = asyncio.ensure_future(self._changed.wait())
-        heard = asyncio.ensure_future(reader.read(1))
-        both = {changed, heard}
+        received = asyncio.ensure_future(reader.read(1))
+        both = {changed, received}
         try:
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if heard.done():
-                said = heard.result()
+            if received.done():
+                said = received.result()
                 raise ConnectionError(f"it sends {said!r} unasked" if said else "it hung up")
             return changed.done()
         finally:

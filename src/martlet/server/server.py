@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from martlet.addresses import is_host
 from martlet.broker.errors import WritesRefused
-from martlet.server.disk_space import LOOK_NS, LOOK_WHILE_FULL_NS
+from martlet.server.disk_space import CHECK_NS, CHECK_WHILE_FULL_NS
 from martlet.server.observability.statsd import push
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Server:
         self._run(warn(options, self.log))
         self._every(options.journal_interval_ns, self.commits.write_journal, steady=True)
         self._every(options.checkpoint_interval_ns, self.disk_space.keep_checkpoint)
-        self._every(LOOK_NS, self.disk_space.look)
-        self._every(LOOK_WHILE_FULL_NS, self.disk_space.look_while_full)
+        self._every(CHECK_NS, self.disk_space.check)
+        self._every(CHECK_WHILE_FULL_NS, self.disk_space.check_while_full)
         self._every(options.sync_timeout_ns, self._keep_flushed)
 
     async def stop(self) -> None:

@@ -5,10 +5,10 @@ A connection that receives bytes reports it; at the tick's end the broker commit
 After a turn the loop polls for more bytes for a moment before it sleeps (busy polling), since a
 sleep and a wake-up of the thread cost more than the answer to a lone message, above all in a
 virtual machine. Where the hot path is compiled, this poll serves connections itself (see
-`martlet.server.nsq.lane`). The length of the poll adapts, as Linux's does for idle processors
-(https://docs.kernel.org/virt/guest-halt-polling.html): bytes that arrive soon after the loop went
-to sleep open the window, and each poll in vain halves it. So an idle broker sleeps, and so does one
-that receives bytes only a thousand times a second.
+`martlet.server.nsq.compiled_path`). The length of the poll adapts, as Linux's does for idle
+processors (https://docs.kernel.org/virt/guest-halt-polling.html): bytes that arrive soon after the
+loop went to sleep open the window, and each poll in vain halves it. So an idle broker sleeps, and
+so does one that receives bytes only a thousand times a second.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopTicks:
         "_clock",
         "_end",
         "_give_way",
-        "_heard_count",
+        "_input_count",
         "_others_rounds",
         "_since_ns",
         "_window_ns",
@@ -71,7 +71,7 @@ class LoopTicks:
         self._clock = clock
         self._give_way = give_way
         self._awake = False
-        self._heard_count = 0
+        self._input_count = 0
         self._others_rounds = 0
         """The number of the next rounds that have to come soon."""
         self._since_ns = 0
@@ -80,16 +80,16 @@ class LoopTicks:
         """Whether many connections had input in the last turn."""
         self.serve: Callable[[int, int], int] | None = None
         """Polls and serves connections without the loop, until none has sent anything for a time,
-        or for a maximum time (see `martlet.server.nsq.lane.Lane.serve`).
+        or for a maximum time (see `martlet.server.nsq.compiled_path.CompiledPath.serve`).
         """
 
     def others_wait(self) -> None:
         """Have the loop's next rounds come soon, for input that takes several."""
         self._others_rounds = OTHERS_ROUNDS
 
-    def heard(self) -> None:
+    def note_input(self) -> None:
         """Note that bytes have arrived: end the turn, and poll for more after it."""
-        self._heard_count += 1
+        self._input_count += 1
         if not self._awake:
             self._awake = True
             if self._clock() - self._since_ns < MAX_NS:
@@ -98,7 +98,7 @@ class LoopTicks:
 
     def _round(self) -> None:
         """Run before the loop asks for bytes, once a round."""
-        if self._heard_count:
+        if self._input_count:
             self._end_turn()
         elif self._clock() - self._since_ns < self._window_ns:
             self._give_way()
@@ -116,8 +116,8 @@ class LoopTicks:
             self._awake = False
 
     def _end_turn(self) -> None:
-        self.crowded = self._heard_count > FEW
-        self._heard_count = 0
+        self.crowded = self._input_count > FEW
+        self._input_count = 0
         try:
             self._end()
         except BaseException:

@@ -23,7 +23,7 @@ from martlet.testing.ports import free_port
 
 START_S = 120.0
 """How long the cluster may take until all workers are there, on a machine that is busy."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
@@ -136,7 +136,7 @@ class SparkCluster:
                     raise RuntimeError(f"a process of the cluster has ended: {self._logs()}")
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"no cluster after {START_S:.0f} s: {self._logs()}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _is_complete(self) -> bool:
         try:

@@ -246,7 +246,7 @@ class Pair:
             self.in_flight[number] += _MESSAGE.findall(answers[0])
             compiled, python = (twin.connection for twin in pair)
             assert compiled.message_counters == python.message_counters
-            assert compiled.heard == python.heard
+            assert compiled.has_received == python.has_received
             assert compiled.state == python.state
             assert compiled.input.is_held_up == python.input.is_held_up
             closed = [twin.transport.closed for twin in pair]

@@ -20,7 +20,7 @@ from martlet.options import BrokerOptions
 from martlet.server import build
 from martlet.server.build import build_server
 from martlet.server.flusher import Flusher
-from martlet.server.nsq.lane import Lane
+from martlet.server.nsq.compiled_path import CompiledPath
 
 START_NS = 1_700_000_000 * 10**9
 
@@ -166,7 +166,7 @@ class Twin:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build, "Clock", lambda: self.clock)
             patch.setattr(random, "SystemRandom", lambda: random.Random(7))
-            patch.setattr("martlet.server.nsq.publish.open_lane", self._lane)
+            patch.setattr("martlet.server.nsq.publish.open_compiled_path", self._compiled_path)
             options = BrokerOptions(
                 tcp_address="127.0.0.1:0",
                 http_address="",
@@ -184,11 +184,13 @@ class Twin:
         # It goes by the real clock; `pass_time` writes the journal instead.
         self.server.commits._journal.turn_ended = lambda: None  # type: ignore[method-assign]
 
-    def _lane(self, broker: Any, received: bytearray, flusher: Flusher | None) -> Lane | None:
+    def _compiled_path(
+        self, broker: Any, received: bytearray, flusher: Flusher | None
+    ) -> CompiledPath | None:
         if not self.compiled:
             return None
         assert native is not None
-        return Lane(native, self.epoll.fileno(), broker, received, flusher)
+        return CompiledPath(native, self.epoll.fileno(), broker, received, flusher)
 
     @contextmanager
     def own_way(self) -> Iterator[None]:

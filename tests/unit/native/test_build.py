@@ -83,7 +83,7 @@ def test_the_sanitizers_find_nothing(copied: Path, monkeypatch: pytest.MonkeyPat
         "ASAN_OPTIONS": "detect_leaks=0",
     }
     tests = ["property/native/test_native.py", "unit/native/test_raw_bodies.py"]
-    tests = [f"tests/{name}" for name in (*tests, "unit/server/nsq/test_lane.py")]
+    tests = [f"tests/{name}" for name in (*tests, "unit/server/nsq/test_compiled_path.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

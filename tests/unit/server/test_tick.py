@@ -60,8 +60,8 @@ class World:
 def test_bytes_out_of_the_blue_end_a_turn_and_the_loop_sleeps() -> None:
     """Nothing says yet that more will come soon."""
     world = World()
-    world.turns.heard()
-    world.turns.heard()
+    world.turns.note_input()
+    world.turns.note_input()
     assert world.ended == 0
     world.round()
     assert world.ended == 1
@@ -71,10 +71,10 @@ def test_bytes_out_of_the_blue_end_a_turn_and_the_loop_sleeps() -> None:
 def awake_world() -> World:
     """One that has heard twice in short order."""
     world = World()
-    world.turns.heard()
+    world.turns.note_input()
     world.round()
     world.now_ns += MAX_NS // 2
-    world.turns.heard()
+    world.turns.note_input()
     world.round()
     assert world.ended == 2
     return world
@@ -87,7 +87,7 @@ def test_bytes_soon_after_it_slept_keep_it_awake_for_a_while() -> None:
         world.now_ns += MAX_NS - 1
         world.round()
         assert not world.asleep
-        world.turns.heard()
+        world.turns.note_input()
         world.round()
     assert world.ended == 7
     assert world.gave_way == 5
@@ -111,7 +111,7 @@ def test_an_idle_loop_sleeps_and_stays_asleep() -> None:
         if len(spent_ns) > 1 and spent_ns[-1] == spent_ns[-2] == 0:
             break
         world.now_ns += 50 * MAX_NS
-        world.turns.heard()
+        world.turns.note_input()
         world.round()
     assert spent_ns[0] >= MAX_NS > spent_ns[1] > MIN_NS
     assert spent_ns == sorted(spent_ns, reverse=True)
@@ -123,7 +123,7 @@ def test_a_turn_of_many_clients_is_recognized(speakers: int, crowded: bool) -> N
     """Then the next one is served as a group."""
     world = World()
     for _ in range(speakers):
-        world.turns.heard()
+        world.turns.note_input()
     world.round()
     assert world.turns.crowded is crowded
 
@@ -138,7 +138,7 @@ def test_what_came_while_a_batch_was_handled_ends_with_its_turn() -> None:
         return results.pop(0)
 
     world.turns.serve = serve
-    world.turns.heard()
+    world.turns.note_input()
     ended = world.ended
     world.round()
     assert budgets == [MAX_SERVE_NS, 0, 0, 0, MAX_SERVE_NS, 0, MAX_SERVE_NS]
@@ -156,7 +156,7 @@ def test_clients_that_send_without_end_are_answered_and_leave_the_loop_its_turn(
         return FED
 
     world.turns.serve = serve
-    world.turns.heard()
+    world.turns.note_input()
     ended = world.ended
     world.round()
     assert calls == (world.ended - ended - 1) * (1 + MAX_MORE_PASSES) < 20
@@ -167,7 +167,7 @@ def test_other_input_ends_the_rounds_without_the_loop() -> None:
     world = awake_world()
     results = [FED, FED | ELSEWHERE]
     world.turns.serve = lambda window_ns, budget_ns: results.pop(0)
-    world.turns.heard()
+    world.turns.note_input()
     ended = world.ended
     world.round()
     assert world.ended == ended + 2
@@ -215,7 +215,7 @@ async def test_requests_over_http_and_calls_that_wait_have_the_loop_soon(
 def test_a_turn_that_fails_is_the_last_of_none() -> None:
     world = awake_world()
     world.failing = True
-    world.turns.heard()
+    world.turns.note_input()
     with pytest.raises(ZeroDivisionError):
         world.round()
     world.failing = False
@@ -223,6 +223,6 @@ def test_a_turn_that_fails_is_the_last_of_none() -> None:
         world.now_ns += MAX_NS
         world.round()
     ended = world.ended
-    world.turns.heard()
+    world.turns.note_input()
     world.round()
     assert world.ended == ended + 1

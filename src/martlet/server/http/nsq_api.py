@@ -227,7 +227,7 @@ class NsqApi:
     def _append(self, topic: Topic, body: bytes) -> bool:
         """Append one message at once. False if it must wait for others or for the disk."""
         commits = self._commits
-        commits.ticks.heard()
+        commits.ticks.note_input()
         too_long = len(body) > MAX_LONE_BODY_BYTES
         if too_long or commits.ticks.crowded or not commits.answers_at_once:
             return False

@@ -173,13 +173,13 @@ class Authorizer:
         self._answered = False
         self._failed = False
         self._expires_ns = 0
-        self.given: Authorizations | None = None
+        self.authorizations: Authorizations | None = None
         """The last answer of an auth server."""
 
     @property
     def authed(self) -> bool:
         """Return whether anything is allowed at all."""
-        return self.given is not None and bool(self.given.rules)
+        return self.authorizations is not None and bool(self.authorizations.rules)
 
     def authenticate(self, secret: bytes) -> bytes | None:
         """Return the answer to AUTH; None if the command must wait. Raises ProtocolError."""
@@ -189,10 +189,10 @@ class Authorizer:
             self._secret = secret
         if not self._has_answer():
             return None
-        given = self.given
-        if given is None or not given.rules:
+        authorizations = self.authorizations
+        if authorizations is None or not authorizations.rules:
             raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
-        return given.answer()
+        return authorizations.answer()
 
     def may_publish(self, verb: str, topic: str) -> bool:
         """Return whether a command may publish to a topic now; False if it must wait.
@@ -200,34 +200,34 @@ class Authorizer:
         Raises:
             ProtocolError: it is not allowed; so do the others.
         """
-        given = self._current(verb)
-        if given is not None and not given.may_publish(topic):
+        authorizations = self._current(verb)
+        if authorizations is not None and not authorizations.may_publish(topic):
             raise _refused(verb, topic, "")
-        return given is not None
+        return authorizations is not None
 
     def may_consume(self, topic: str, channel: str) -> bool:
         """Return whether the client may subscribe to a channel now."""
-        given = self._current("SUB")
-        if given is not None and not given.may_consume(topic, channel):
+        authorizations = self._current("SUB")
+        if authorizations is not None and not authorizations.may_consume(topic, channel):
             raise _refused("SUB", topic, channel)
-        return given is not None
+        return authorizations is not None
 
     def may_read(self, topic: str) -> bool:
         """Return whether the client may subscribe to some channel of a topic now."""
-        given = self._current("SUB")
-        if given is not None and not given.may_read(topic):
+        authorizations = self._current("SUB")
+        if authorizations is not None and not authorizations.may_read(topic):
             text = f"AUTH failed for SUB on any channel of {quoted(topic.encode())}"
             raise ProtocolError("E_UNAUTHORIZED", text)
-        return given is not None
+        return authorizations is not None
 
     def _current(self, verb: str) -> Authorizations | None:
         """Return what is valid now; None while an auth server is asked. Raises ProtocolError."""
-        if self.given is None or (not self.given.rules and not self._answered):
+        if self.authorizations is None or (not self.authorizations.rules and not self._answered):
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
         expired = elapsed_ns() > self._expires_ns
         if (expired or self._answered) and not self._has_answer():
             return None
-        return self.given
+        return self.authorizations
 
     def _has_answer(self) -> bool:
         """Return whether an answer has come for this command; if not, ask. Raises ProtocolError."""
@@ -246,9 +246,9 @@ class Authorizer:
             host = self._remote_address.rpartition(":")[0].strip("[]")
             remote_ip = "" if host == "unknown" else host
             asked_ns = elapsed_ns()
-            given = await self._servers.ask(remote_ip, self._common_name(), self._secret)
-            self.given = given
-            self._expires_ns = asked_ns + given.ttl_s * SECOND_NS
+            authorizations = await self._servers.ask(remote_ip, self._common_name(), self._secret)
+            self.authorizations = authorizations
+            self._expires_ns = asked_ns + authorizations.ttl_s * SECOND_NS
         except AuthServerSilent as error:
             self._failed = True
             self._log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)

@@ -154,7 +154,7 @@ class CallCommand:
         """
         if connection.input.is_held_up and connection.subscription is None:
             return WAIT
-        if connection.guard is not None and connection.guard.given is None:
+        if connection.guard is not None and connection.guard.authorizations is None:
             _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
         elif not self._registry.waits(command.method):
             if len(connection.caller.begun) >= MAX_CALLS:

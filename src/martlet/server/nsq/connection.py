@@ -121,7 +121,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.closing = False
         self._refused = False
         """Whether the last answer is the error that ends the connection."""
-        self.heard = True
+        self.has_received = True
         """Whether a command has come since the last heartbeat."""
         self.heartbeat = Heartbeat(self)
         self.message_counters: dict[str, int] = {}
@@ -266,7 +266,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the commands completed by new bytes."""
-        self._ticks.heard()
+        self._ticks.note_input()
         received = self.input
         if received.own is None:
             if self.brief and self._publish_lone(self, nbytes):
@@ -285,7 +285,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if decoded is None:
                     break
                 command, at = decoded
-                self.heard = True
+                self.has_received = True
                 outcome = self._handle(command)
                 if outcome is not None:
                     if isinstance(outcome, ConnectionUpgrade):

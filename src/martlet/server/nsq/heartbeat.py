@@ -37,7 +37,7 @@ class Heartbeat:
         interval_ns = self._connection.identity.heartbeat_interval_ns
         if interval_ns:
             self._silent = 0
-            self._connection.heard = False
+            self._connection.has_received = False
             self._beat_after(interval_ns / 1e9)
 
     def _beat_after(self, seconds: float) -> None:
@@ -58,8 +58,10 @@ class Heartbeat:
             self._beat_after(_GRACE_S)
             return
         connection = self._connection
-        self._silent = 0 if connection.heard or connection.input.is_held_up else self._silent + 1
-        connection.heard = False
+        self._silent = (
+            0 if connection.has_received or connection.input.is_held_up else self._silent + 1
+        )
+        connection.has_received = False
         if self._silent >= 2:
             connection.drop("was silent for two heartbeats")
             return

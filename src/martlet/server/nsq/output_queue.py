@@ -47,7 +47,7 @@ class OutputQueue:
         self._unsent_bytes: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self.fd = -1
-        """The socket, while the lane serves the connection."""
+        """The socket, while the connection is served without the loop."""
         self.full = False
         """Whether the limit is reached."""
 

@@ -62,7 +62,7 @@ from martlet.names import PutStatus
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.command_input import WAIT, Outcome
-from martlet.server.nsq.lane import open_lane
+from martlet.server.nsq.compiled_path import open_compiled_path
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError, deliver_at_ns
 from martlet.server.rpc.begun_transactions import begin_open, refused
@@ -138,10 +138,12 @@ class LonePublish:
     def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
         self._waits_for_replicas = commits.answers_confirmed
         flusher = commits.flusher if commits.answers_flushed else None
-        self._lane = None if self._waits_for_replicas else open_lane(broker, buffer, flusher)
+        self._compiled = (
+            None if self._waits_for_replicas else open_compiled_path(broker, buffer, flusher)
+        )
         """The compiled path; None where nothing is compiled, or answers wait for replicas."""
-        if self._lane is not None:
-            commits.ticks.serve = self._lane.serve
+        if self._compiled is not None:
+            commits.ticks.serve = self._compiled.serve
         self._broker = broker
         self._answers_at_once = commits.answers_at_once
         self._ticks = commits.ticks
@@ -149,14 +151,14 @@ class LonePublish:
         self._view = memoryview(buffer)
 
     def serve(self, connection: ClientConnection) -> None:
-        """Serve a connection by the lane from now on, if there is one and it has a socket."""
-        if self._lane is not None:
-            self._lane.add(connection)
+        """Serve a connection by the compiled path from now on, if there is one, and a socket."""
+        if self._compiled is not None:
+            self._compiled.add(connection)
 
     def leave(self, connection: ClientConnection) -> None:
         """Leave a connection to the loop from now on, before its socket is closed."""
-        if self._lane is not None:
-            self._lane.remove(connection)
+        if self._compiled is not None:
+            self._compiled.remove(connection)
 
     def publish(self, connection: ClientConnection, nbytes: int) -> bool:
         """Append a PUB at once, instead of at the tick's end, and answer it unless the answer waits
@@ -175,7 +177,7 @@ class LonePublish:
             return False
         if topic.several:
             topic = topic.next_queue()
-        connection.heard = True
+        connection.has_received = True
         try:
             self._broker.append(topic, self._view[start:nbytes])
         except WritesRefused as error:
@@ -498,16 +500,16 @@ class PublishCommands:
             queue = queue_of(broker, topic, arguments)
             target = topic.next_queue() if queue < 0 else topic.at_queues[queue]
             count = len(command.bodies)
-            part = broker.delays.bucket(target, at_ns, count) if at_ns else target
-            offset = part.next_offset
+            queue_topic = broker.delays.bucket(target, at_ns, count) if at_ns else target
+            offset = queue_topic.next_offset
             properties = command.properties if sent is None else marked(command.properties, sent)
-            receipt = part.stage(command.bodies, at_ns, properties)
-            stored = ProducerSend(receipt, part.id, offset, count, target.id)
+            receipt = queue_topic.stage(command.bodies, at_ns, properties)
+            stored = ProducerSend(receipt, queue_topic.id, offset, count, target.id)
             if sent is not None:
                 broker.producers.add(sent, stored, broker.clock())
             counters = connection.message_counters
             counters[command.topic] = counters.get(command.topic, 0) + count
-            promise = StoredSend(target, part, stored, waits, replication=self._replication)
+            promise = StoredSend(target, queue_topic, stored, waits, replication=self._replication)
         if no_reply is None and waits and not self._answers_at_once:
             self._flush_timeouts.watch(connection.replies, promise, timeout_ms)
         connection.replies.promise(receipt, "SEND", no_reply or promise)
@@ -578,10 +580,10 @@ class PublishCommands:
 
     def _delivery_times(self, arguments: CallArguments, count: int) -> Sequence[tuple[int, int]]:
         """Return delivery times in nanoseconds with their numbers of messages. Raises CallError."""
-        given = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
-        if not given:
+        names = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
+        if not names:
             return []
-        (name, *others) = given
+        (name, *others) = names
         if others:
             raise CallError(
                 "BAD_ARGUMENT", "'deliver_at_ms' and 'delay_ms' both set the time: give one"

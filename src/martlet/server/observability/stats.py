@@ -285,8 +285,8 @@ def _client(
         "snappy": client.snappy,
         "user_agent": identity.user_agent,
     }
-    if client.guard is not None and client.guard.authed and client.guard.given is not None:
-        authorizations = client.guard.given
+    if client.guard is not None and client.guard.authed and client.guard.authorizations is not None:
+        authorizations = client.guard.authorizations
         identities = {
             "auth_identity": authorizations.identity,
             "auth_identity_url": authorizations.identity_url,

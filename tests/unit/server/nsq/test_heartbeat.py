@@ -51,7 +51,7 @@ class Client:
     identity: Any = SimpleNamespace(heartbeat_interval_ns=INTERVAL_S * 10**9)
 
     def __init__(self) -> None:
-        self.heard = False
+        self.has_received = False
         self.input = SimpleNamespace(is_held_up=False)
         self.beat_count = 0
         self.dropped = ""
@@ -90,7 +90,7 @@ def test_an_answer_that_came_while_the_broker_was_stopped_counts(
     for beats in range(2, 5):
         loop.stop(100 * INTERVAL_S)
         assert client.beat_count == beats - 1
-        client.heard = True  # The loop reads the socket.
+        client.has_received = True  # The loop reads the socket.
         loop.run(1)
         assert (client.beat_count, client.dropped) == (beats, "")
 

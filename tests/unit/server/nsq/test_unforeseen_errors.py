@@ -160,7 +160,7 @@ async def test_an_answer_that_fails_leaves_the_others_of_its_turn(
         connection.replies.promise(receipt, "SEND", Unforeseen(waits=True))
         topic = broker.server.broker.topic("t")
         other.replies.promise(topic.stage([b"x"]), "PUB", 1)
-        broker.server.commits.ticks.heard()
+        broker.server.commits.ticks.note_input()
         await good.ok()
         assert await is_ended(bad)
         assert errors == ["ZeroDivisionError"]

@@ -1,4 +1,4 @@
-"""The lane reads its connections' sockets, and leaves all else to the loop."""
+"""The compiled path reads its connections' sockets, and leaves all else to the loop."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def greeted(twin: Twin) -> TwinClient:
 
 
 def serve(twin: Twin, *clients: TwinClient, others: tuple[socket.socket, ...] = ()) -> int:
-    lane = twin.server.commits.ticks.serve
-    assert lane is not None
+    serve = twin.server.commits.ticks.serve
+    assert serve is not None
     watched = [*(client.transport.server for client in clients), *others]
     for sock in watched:
         twin.epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
     try:
-        return lane(0, 10**9)
+        return serve(0, 10**9)
     finally:
         for sock in watched:
             twin.epoll.unregister(sock.fileno())

@@ -1,18 +1,18 @@
-"""The lane: serves clients that send one PUB or FIN at a time, by the compiled hot path.
+"""The compiled path: serves clients that send one PUB or FIN at a time, without the event loop.
 
-While the loop is awake (see `martlet.server.tick`), the lane asks the loop's own epoll descriptor
+While the loop is awake (see `martlet.server.tick`), this path asks the loop's own epoll descriptor
 which sockets are readable, and reads those of its connections itself::
 
-    readable, a connection of the lane   ->   a lone FIN: handled in C
+    readable, a connection of this path  ->   a lone FIN: handled in C
                                          ->   a lone PUB: stored and answered in C, in one record
                                               with those to its topic that came at the same time;
                                               with ``--flush=sync`` they are flushed in between
                                          ->   other input: handled as the loop would hand it over
     anything else                        ->   left to the loop
 
-Readiness is level-triggered, so the loop sees whatever the lane leaves alone. Connections with TLS,
-compression or AUTH, and those that are held up or closing, are left to the loop. So are all while
-flushes take long, or run in their thread.
+Readiness is level-triggered, so the loop sees whatever this path leaves alone. Connections with
+TLS, compression or AUTH, and those that are held up or closing, are left to the loop. So are all
+while flushes take long, or run in their thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import ClientConnection
 
 
-class Lane:
+class CompiledPath:
     """The connections that are served without the event loop.
 
     Args:
@@ -66,7 +66,7 @@ class Lane:
         self._received = received
         self._connections: dict[int, ClientConnection] = {}
         # In the order that `_native.c` knows.
-        self._parts = (
+        self._shared = (
             broker,
             self._connections,
             self._flush if flusher is not None else None,
@@ -104,7 +104,7 @@ class Lane:
         """
         if self._flusher is not None and not self._flusher.is_quick:
             return ELSEWHERE
-        return self._serve(self._parts, self._received, self._epoll, window_ns, budget_ns)
+        return self._serve(self._shared, self._received, self._epoll, window_ns, budget_ns)
 
     def _flush(self) -> bool:
         """Flush what PUBs have stored. False if that failed, or has to run in the thread."""
@@ -116,16 +116,16 @@ class Lane:
         connection.replies.promise_flushed(self._log.position)
 
 
-def open_lane(
+def open_compiled_path(
     broker: BrokerCore,
     received: bytearray,
     flusher: Flusher | None,
-) -> Lane | None:
-    """Return a lane; None where nothing is compiled, or the loop is not uvloop's."""
+) -> CompiledPath | None:
+    """Return the path; None where nothing is compiled, or the loop is not uvloop's."""
     backend: Callable[[], int] | None = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
     if native is None or backend is None:
         return None
-    return Lane(native, backend(), broker, received, flusher)
+    return CompiledPath(native, backend(), broker, received, flusher)
 
 
 def _feed(connection: ClientConnection, nbytes: int) -> None:
