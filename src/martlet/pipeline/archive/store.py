@@ -28,6 +28,8 @@ _MAX_KEY_BYTES = 1024
 _MAX_PATH_BYTES = 4095
 _FILE_NAME_BYTES = 128
 """More than the name of an archive's file has."""
+_NEW = ".new"
+"""Ends the name of a file that is about to replace another one, which exists until it is whole."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NOT_THERE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM})
@@ -72,9 +74,10 @@ class Store:
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; return None if it does not exist."""
-        if self.system.get_file_info(self.path(name)).type != fs.FileType.File:
+        present = [one for one in (name, name + _NEW) if not self.missing([one])]
+        if not present:
             return None
-        with self.system.open_input_stream(self.path(name)) as file:
+        with self.system.open_input_stream(self.path(present[0])) as file:
             content: bytes = file.read()
         return content
 
@@ -96,10 +99,13 @@ class Store:
         return True
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a small file, replacing an existing one."""
-        if self._renames:
-            self.remove(name)
-        self._write(name, content)
+        """Write a small file, replacing an existing one; a crash leaves one of the two."""
+        if not self._renames:
+            self._write(name, content)  # An object is replaced as one.
+        elif not self.create(name, content):
+            self._write(name + _NEW, content)
+            self.remove(name)  # A rename onto a file fails. `read` takes the new one meanwhile.
+            self.move(name + _NEW, name)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file; do nothing if that was done already.

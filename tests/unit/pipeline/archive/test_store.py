@@ -64,6 +64,32 @@ def test_files(store: Store) -> None:
     assert store.missing(["a/b", "a/x", "a/c/d"]) == ["a/x"]
 
 
+class Crash(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize(
+    ("step", "left"), [("_write", b"old"), ("remove", b"old"), ("move", b"new")]
+)
+def test_a_crash_while_a_file_is_replaced_leaves_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, left: bytes
+) -> None:
+    system = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    store = Store(system, "out", str(tmp_path / "out"))
+    store.replace("a/b", b"old")
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, step, crash)
+        with pytest.raises(Crash):
+            store.replace("a/b", b"new")
+    assert store.read("a/b") == left
+    store.replace("a/b", b"newer")
+    assert store.read("a/b") == b"newer"
+
+
 def test_a_move_may_be_done_again(store: Store) -> None:
     store.create("staged/x", b"one")
     for _ in range(2):
