@@ -6,18 +6,21 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.html_page import HtmlTable, Plot
-from martlet.pipeline.job import carry_out
+from martlet.pipeline.job import JobFailed, carry_out
 from martlet.pipeline.report import JOB, LiveReportOptions
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard
 from martlet.pipeline.report.description import BadDescription, Description, Figure, Mode, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
 from martlet.pipeline.report.render import page_of
+from martlet.pipeline.report.report import LiveReport
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 GOOD = '[figures.sales]\nwindow = "1 minute"\ncount = true\n'
@@ -126,9 +129,21 @@ def test_new_rows_are_all_kept_and_a_repeated_batch_counts_once(
 
 
 def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"rows": [{"$datetime": "x"}], "batch": 1}'):
+    damaged = ('{"$datetime": "x"}', '{"$decimal": "x"}', '{"n": {"$decimal": "1-"}}', "1")
+    rows = [f'{{"rows": [{{"n": 1}}, {row}], "batch": 1}}' for row in damaged]
+    for text in ("", "[]", "[" * 100_000, '{"rows": null, "batch": 1}', *rows):
         (tmp_path / "board.json").write_text(text)
         assert FigureBoard(["n"], Store.at(str(tmp_path))).rows == []
+
+
+@pytest.mark.parametrize("note", ["", "{", "[1]", "null"])
+def test_a_checkpoint_whose_figure_cannot_be_read_is_named(tmp_path: Path, note: str) -> None:
+    report: Any = SimpleNamespace(description=Description(figures=()))
+    figure = Figure(name="f", sql="S", mode="complete")
+    LiveReport._require_same(report, figure, str(tmp_path))
+    (tmp_path / "f" / "figure.json").write_text(note)
+    with pytest.raises(JobFailed, match=r"cannot read figure.json of .*bring it back, or remove"):
+        LiveReport._require_same(report, figure, str(tmp_path))
 
 
 def test_rows_of_a_query_stay_in_its_order() -> None:

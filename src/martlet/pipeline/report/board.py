@@ -19,6 +19,8 @@ from martlet.pipeline.report.query import START
 MAX_BOARD_ROWS = 5000
 """Rows of one figure that are kept."""
 _FILE = "board.json"
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""The errors of reading a damaged file; those of decimals are of arithmetic."""
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 
@@ -84,11 +86,13 @@ class FigureBoard:
         """
         try:
             fields = json.loads(kept, object_hook=_of_json)
-            rows, batch = fields["rows"], int(fields["batch"])
-        except (ValueError, TypeError, KeyError) as error:
+            batch = int(fields["batch"])
+            self._add(fields["rows"])
+        except _DAMAGED as error:
             _log.warning("earlier rows are not shown again, cannot read %s: %r", _FILE, error)
+            self._rows.clear()
+            self._number = 0
             return
-        self._add(rows)
         self._batch = batch
 
 

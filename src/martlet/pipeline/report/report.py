@@ -157,7 +157,13 @@ class LiveReport:
         if kept is None:
             store.create(_FIGURE, json.dumps(fields, indent=1).encode())
             return
-        before = json.loads(kept)
+        try:
+            before = dict(json.loads(kept))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise JobFailed(
+                f"cannot read {_FIGURE} of {checkpoint}/{figure.name}, which says what figure that"
+                f" was begun for ({error}): bring it back, or remove it if the figure is the same"
+            ) from None
         changed = [name for name, value in fields.items() if before.get(name) != value]
         if changed:
             raise JobFailed(
