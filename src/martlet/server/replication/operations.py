@@ -318,17 +318,27 @@ class Operations:
     async def _until(self, is_there: Callable[[Seen], bool], problem: Callable[[], str]) -> Seen:
         """Read the store until something has happened.
 
-        Raises OperationRefused, with the problem: it did not happen in time.
+        Raises OperationRefused, with the problem as of the last answer: it did not happen in time.
         """
+        has_answered = is_waiting = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
+                    is_waiting = True
                     seen = await self.read()
+                    has_answered, is_waiting = True, False
                     if is_there(seen):
                         return seen
                     await asyncio.sleep(_POLL_S)  # The store does not notify of changes.
         except TimeoutError:
-            raise OperationRefused(f"{problem()} (waited {self._timeout_s:g} s)") from None
+            waited = f"waited {self._timeout_s:g} s"
+            if not has_answered:
+                raise OperationRefused(
+                    f"the metadata store has not answered, so nothing is known of the replicas: see"
+                    f" that it runs, and try again ({waited})"
+                ) from None
+            silent = "; the metadata store does not answer now" if is_waiting else ""
+            raise OperationRefused(f"{problem()} ({waited}{silent})") from None
 
     async def _present(self, names: Sequence[str]) -> Seen:
         """Wait until replicas are running. Raises OperationRefused."""

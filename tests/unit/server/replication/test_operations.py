@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.replica.replica_set import Presence, ReplicaSet
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.sqlite_store import SqliteStore
 from martlet.server.metadata.store import SwapUnclear
 from martlet.server.replication.operations import OperationRefused, Operations
@@ -111,6 +111,28 @@ async def test_a_replica_that_does_not_run_is_named(operator: Operator) -> None:
         operator.do.create("abc", copies=None, min_in_sync=None),
         "b, c are not running in this replica set:",
     )
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (0, "the metadata store has not answered, so nothing is known of the replicas"),
+        (1, "b is not running .*the metadata store does not answer now"),
+    ],
+)
+async def test_a_replica_is_not_called_absent_where_the_store_does_not_answer(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, answers: int, why: str
+) -> None:
+    operator.wait(0.5)
+    await operator.announce("a")
+    read = iter([await operator.store.read()] * answers)
+
+    async def slow_read() -> Seen:
+        seen = next(read, None)
+        return seen if seen is not None else await asyncio.Future()
+
+    monkeypatch.setattr(operator.store, "read", slow_read)
+    await refused(operator.do.create("ab", copies=None, min_in_sync=None), why)
 
 
 async def test_more_copies_than_replicas_are_refused(operator: Operator) -> None:
