@@ -53,10 +53,8 @@ class StandardOutput:
         await self.show([f"{line}\n".encode() for line in lines])
 
     async def show(self, lines: Sequence[bytes]) -> int:
-        """Write lines; return the number written, which is all unless output was stopped.
-
-        Raises:
-            OSError: they cannot be written, as to a pipe whose reader is gone.
+        """Write lines; return the number written, which is all unless output was stopped. Raises
+        OSError: they cannot be written, as to a pipe whose reader is gone.
         """
         async with self._turn:
             if self._is_given_up or not lines:

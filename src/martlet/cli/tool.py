@@ -30,10 +30,8 @@ def options(
     usage: str = "",
     operands: Sequence[str] = (),
 ) -> T:
-    """Read the options of a command line.
-
-    Raises:
-        SystemExit: after ``--help`` or ``--version``, and after logging an invalid option.
+    """Read the options of a command line. Raises SystemExit: after ``--help`` or ``--version``, and
+    after logging an invalid option.
     """
     if operands:
         flags, others = split(kind, argv)
@@ -66,10 +64,8 @@ async def show(lines: Iterable[str]) -> None:
 
 
 async def settled(answers: Awaitable[Answers[A]]) -> Answers[A]:
-    """Return the answers of brokers, also where each is an error.
-
-    Raises:
-        AdminError: no broker was found.
+    """Return the answers of brokers, also where each is an error. Raises AdminError: no broker was
+    found.
     """
     try:
         return await answers
@@ -115,10 +111,8 @@ def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
 
 
 def made(make: Callable[[], M]) -> M:
-    """Make a tool of its options.
-
-    Raises:
-        SystemExit: with 1, after logging that a broker cannot be asked.
+    """Make a tool of its options. Raises SystemExit: with 1, after logging that a broker cannot be
+    asked.
     """
     try:
         return make()

@@ -16,21 +16,15 @@ _BODY = re.compile(r"\bbody\b", re.IGNORECASE)
 
 @lru_cache(maxsize=4096)
 def check_name(name: str, kind: str) -> str:
-    """Check the name of a topic or channel (the kind).
-
-    Raises:
-        InvalidName: it is invalid.
-    """
+    """Check the name of a topic or channel (the kind). Raises InvalidName: it is invalid."""
     if not is_valid_name(name):
         raise InvalidName(f"{name!r} is no name of a {kind}: {NAME_RULE}")
     return name
 
 
 def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
-    """Read tags from a list, or from an expression of RocketMQ's: ``a || b``, ``*`` for all.
-
-    Raises:
-        BadProperties: one of them is not a valid tag.
+    """Read tags from a list, or from an expression of RocketMQ's: ``a || b``, ``*`` for all. Raises
+    BadProperties: one of them is not a valid tag.
     """
     if isinstance(tags, str):
         tags = [] if tags.strip() in ("", "*") else [tag.strip() for tag in tags.split("||")]

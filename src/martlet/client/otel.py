@@ -51,10 +51,8 @@ MAX_LINKS = 128
 def otel_hooks(
     tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
 ) -> Hooks:
-    """Return hooks that make spans and metrics; by default with the global providers.
-
-    Raises:
-        ImportError: opentelemetry-api is not installed.
+    """Return hooks that make spans and metrics; by default with the global providers. Raises
+    ImportError: opentelemetry-api is not installed.
     """
     try:
         from opentelemetry import metrics, trace

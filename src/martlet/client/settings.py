@@ -18,10 +18,8 @@ Addresses = str | tuple[str, int] | Iterable[str | tuple[str, int]]
 
 
 def parse_addresses(addresses: Addresses) -> list[Address]:
-    """Read one address or several, without those named twice.
-
-    Raises:
-        ValueError: there is none, or one that is not an address.
+    """Read one address or several, without those named twice. Raises ValueError: there is none, or
+    one that is not an address.
     """
     if isinstance(addresses, str) or _is_pair(addresses):
         addresses = [addresses]  # type: ignore[list-item]

@@ -123,11 +123,7 @@ class Users:
         self._checking = asyncio.Semaphore(_MAX_CHECKING)
 
     async def of(self, headers: Mapping[str, str], address: str) -> User:
-        """Return the user of a request.
-
-        Raises:
-            NotAuthenticated: a password is wanted.
-        """
+        """Return the user of a request. Raises NotAuthenticated: a password is wanted."""
         options = self._options
         named = headers.get(options.acl_http_header, "")
         forged = ""

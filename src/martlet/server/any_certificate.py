@@ -42,10 +42,8 @@ class AnyCertificateContext(ssl.SSLContext):
         self._ciphers = cipherlist.encode()
 
     def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
-        """Take the server's certificate. Call it after all other settings.
-
-        Raises:
-            OSError: the files do not hold a certificate and its key.
+        """Take the server's certificate. Call it after all other settings. Raises OSError: the
+        files do not hold a certificate and its key.
         """
         super().load_cert_chain(certfile, keyfile, password)
         other = SSL.Context(SSL.TLS_SERVER_METHOD)

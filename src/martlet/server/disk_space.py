@@ -29,11 +29,7 @@ _MANY_BYTES = 64 << 20
 
 
 class DiskSpace:
-    """Free space for a broker's log.
-
-    Args:
-        events: logs when messages are accepted again.
-    """
+    """Free space for a broker's log."""
 
     def __init__(
         self, broker: BrokerCore, disk: Flusher, relief: HistoryReclaimer, events: EventLog

@@ -86,7 +86,6 @@ class GroupCommit:
     """Commit staged messages, and answer as the flush mode promises.
 
     Args:
-        options: the flush mode and its intervals.
         answers_confirmed: whether answers wait until replicas have what they are about.
     """
 
@@ -166,10 +165,8 @@ class GroupCommit:
         await future
 
     async def all_settled(self) -> None:
-        """Return when the flush mode's promise holds for all changes until now.
-
-        Raises:
-            WritesRefused: it never will.
+        """Return when the flush mode's promise holds for all changes until now. Raises
+        WritesRefused: it never will.
         """
         if self._broker.has_unwritten:
             self._commit()
@@ -177,10 +174,8 @@ class GroupCommit:
         await self._settled_to(self._broker.log.position)
 
     async def changes_settled(self) -> None:
-        """Return when the flush mode's promise holds for all changes of topics and channels.
-
-        Raises:
-            WritesRefused: it never will.
+        """Return when the flush mode's promise holds for all changes of topics and channels. Raises
+        WritesRefused: it never will.
         """
         await self._settled_to(self.changed_position)
 
@@ -191,10 +186,8 @@ class GroupCommit:
             await self.settled(receipt)
 
     async def all_on_disk(self) -> None:
-        """Return when all changes until now survive a power cut, in any flush mode.
-
-        Raises:
-            WritesRefused: it may not.
+        """Return when all changes until now survive a power cut, in any flush mode. Raises
+        WritesRefused: it may not.
         """
         log = self._broker.log
         position = log.position

@@ -24,11 +24,7 @@ from martlet.log.storage import INDEX_SUFFIX, DiskStorage
 
 
 class KeyIndexer:
-    """Builds indexes, one at a time, of the newest segments first.
-
-    Args:
-        storage: of the log; says which segments are full.
-    """
+    """Builds indexes, one at a time, of the newest segments first."""
 
     def __init__(self, storage: DiskStorage, log: logging.Logger) -> None:
         self._storage = storage

@@ -79,9 +79,7 @@ class LookupPeer:
     """The connection to one lookup daemon.
 
     Args:
-        broker: has the topics and channels to register.
         address: ``host:port`` of the daemon's TCP listener.
-        is_replica: whether the broker has replicas.
     """
 
     def __init__(
@@ -242,10 +240,7 @@ class LookupPeers:
     """All lookup daemons that a broker registers with.
 
     Args:
-        broker: has the topics and channels to register.
-        options: the broker's name, and the timeouts of HTTP.
         tcp_port, http_port: of the broker, -1 for a Unix socket.
-        folder: has the id of the broker.
     """
 
     def __init__(

@@ -39,8 +39,6 @@ class LoopTicks:
     """The turns of a loop.
 
     Args:
-        call_soon: calls a function in the loop's next round.
-        end: called at the end of each turn.
         clock: nanoseconds, never going back.
         give_way: called in each round without input, so that other processes get the processor.
     """

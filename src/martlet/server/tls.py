@@ -45,10 +45,8 @@ _SUITES = {
 
 
 def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
-    """Return the TLS context that the flags describe; None without a certificate.
-
-    Raises:
-        OSError: a file cannot be read, or has the wrong content; the text names the flag.
+    """Return the TLS context that the flags describe; None without a certificate. Raises OSError: a
+    file cannot be read, or has the wrong content; the text names the flag.
     """
     context = _context_class(options.tls_client_auth_policy)(ssl.PROTOCOL_TLS_SERVER)
     if options.tls_root_ca_file:

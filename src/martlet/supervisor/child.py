@@ -87,10 +87,8 @@ class Child:
         return self._process.pid if self._process is not None else 0
 
     async def run(self) -> None:
-        """Keep the server running until ``stop``.
-
-        Raises:
-            ChildProcessError: it ended before it was ready for the first time, or too often.
+        """Keep the server running until ``stop``. Raises ChildProcessError: it ended before it was
+        ready for the first time, or too often.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.setblocking(False)

@@ -174,11 +174,7 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str, flag: str) -> int:
-    """The port of ``host:port``.
-
-    Raises:
-        OptionError: it has none.
-    """
+    """The port of ``host:port``. Raises OptionError: it has none."""
     _, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise OptionError(f"--{flag}={address} must be <addr>:<port>")

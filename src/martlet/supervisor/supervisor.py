@@ -40,10 +40,8 @@ class Supervisor:
         self._tasks: dict[Child, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Run them all.
-
-        Raises:
-            ChildProcessError: one cannot start, or does not stay up; the others have been stopped.
+        """Run them all. Raises ChildProcessError: one cannot start, or does not stay up; the others
+        have been stopped.
         """
         stopping = asyncio.create_task(self._stopping.wait())
         try:

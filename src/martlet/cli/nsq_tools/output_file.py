@@ -267,10 +267,8 @@ class Output:
         return True
 
     def close(self) -> None:
-        """End the file, and move it to where finished ones are.
-
-        Raises:
-            OSError: it cannot be moved, or what was written last cannot be flushed, and is cut off.
+        """End the file, and move it to where finished ones are. Raises OSError: it cannot be moved,
+        or what was written last cannot be flushed, and is cut off.
         """
         if self._file is None:
             return

@@ -130,10 +130,8 @@ class PublishTool:
         """The number of messages stored."""
 
     async def run(self, files: Iterable[FileIO]) -> int:
-        """Publish the content of files, and return the number of messages.
-
-        Raises:
-            ClientError: the broker refuses it, or is unreachable.
+        """Publish the content of files, and return the number of messages. Raises ClientError: the
+        broker refuses it, or is unreachable.
         """
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)

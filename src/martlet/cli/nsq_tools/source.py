@@ -50,10 +50,7 @@ _KEEPS = {"max_attempts": "a message comes again until it is finished"}
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(LogOptions):
-    """The source of a tool's messages.
-    Raises:
-        OptionError: no broker is named, or no topic.
-    """
+    """The source of a tool's messages. Raises OptionError: no broker is named, or no topic."""
 
     gives_up: ClassVar[bool] = False
     """Whether the tool supports ``max_attempts`` of ``--consumer-opt``."""
@@ -109,11 +106,7 @@ class SourceOptions(LogOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedSourceOptions(SourceOptions):
-    """The source of a tool that can be slowed down.
-
-    Raises:
-        OptionError: the rate is none.
-    """
+    """The source of a tool that can be slowed down. Raises OptionError: the rate is none."""
 
     channel: str = option("", "the channel")
     rate: float = option(
@@ -169,10 +162,8 @@ def _tcp_address(address: str) -> str:
 
 
 class TopicConsumers:
-    """The consumers of topics, whose messages a tool passes on.
-
-    Raises:
-        ClientError: a broker that is named by its HTTP address cannot be asked.
+    """The consumers of topics, whose messages a tool passes on. Raises ClientError: a broker that
+    is named by its HTTP address cannot be asked.
     """
 
     def __init__(

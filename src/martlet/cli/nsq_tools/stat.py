@@ -81,10 +81,8 @@ class Poll:
 
 
 async def polls(options: StatOptions) -> AsyncGenerator[Poll]:
-    """Request brokers' counts; yield them each interval.
-
-    Raises:
-        AdminError: no broker was found or answered at first; later failures are in the counts.
+    """Request brokers' counts; yield them each interval. Raises AdminError: no broker was found or
+    answered at first; later failures are in the counts.
     """
     async with options.admin() as admin:
         next_s = time.monotonic()

@@ -259,10 +259,8 @@ class ToHttp(TopicConsumers):
         self._timings.note_host(url, seconds)
 
     async def _send(self, url: str, body: bytes) -> float:
-        """Send a message to a URL; return the seconds that it took.
-
-        Raises:
-            NotTaken: the answer was not 2xx, or there was none.
+        """Send a message to a URL; return the seconds that it took. Raises NotTaken: the answer was
+        not 2xx, or there was none.
         """
         began_s = time.monotonic()
         method, data = "POST", body or None

@@ -141,11 +141,7 @@ def _print_ready(options: UpOptions, servers: ServerPlan) -> None:
 
 
 def _check(servers: ServerPlan, added: Sequence[str]) -> None:
-    """Check the servers' arguments before any is started.
-
-    Raises:
-        OptionError: they are invalid.
-    """
+    """Check the servers' arguments before any is started. Raises OptionError: they are invalid."""
     if any(word.startswith("-") and _name_of(word) == "config" for word in added):
         raise OptionError("--config after --: name the brokers' config file with --broker-config")
     values, _ = broker.arguments().read(added)

@@ -57,11 +57,6 @@ def _unchanged(answer: Any) -> Any:
 class AdminHttp:
     """Query brokers and lookup daemons, inside ``async with``.
 
-    Args:
-        brokers: their HTTP addresses; empty to ask lookup daemons for them.
-        daemons: the lookup daemons' HTTP addresses.
-        settings: the time limits, the token and TLS.
-
     Attributes:
         daemons: the URLs of the lookup daemons.
     """
@@ -126,8 +121,7 @@ class AdminHttp:
         """Return the URLs of the brokers: named ones, or those that lookup daemons know to have a
         topic; without a topic, all that they know.
 
-        Raises:
-            AdminError: no lookup daemon answered. AdminNotFound: none knows a broker.
+        Raises AdminError: no lookup daemon answered. AdminNotFound: none knows a broker.
         """
         if self._brokers:
             return self._brokers
@@ -156,10 +150,8 @@ class AdminHttp:
     # several servers
 
     async def each(self, urls: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
-        """Query servers concurrently; return the answer or the error of each.
-
-        Raises:
-            AdminError: no server answered: of the first failure, with all in `AdminError.errors`.
+        """Query servers concurrently; return the answer or the error of each. Raises AdminError: no
+        server answered: of the first failure, with all in `AdminError.errors`.
         """
         answers = await self._gather(urls, ask)
         if answers.errors and not answers.values:
@@ -207,8 +199,6 @@ class AdminHttp:
         """Yield the pages of one broker after the other.
 
         Args:
-            topic: whose brokers to read.
-            at: yields the pages of one broker, from a position on.
             start: where to continue: only its broker is read.
 
         Raises:

@@ -57,11 +57,7 @@ PAGE_ITEMS = 1000
 
 
 class OperationGroup:
-    """Methods of `Admin` about one kind of thing.
-
-    Args:
-        http: queries the brokers.
-    """
+    """Methods of `Admin` about one kind of thing."""
 
     def __init__(self, http: AdminHttp) -> None:
         self._http = http

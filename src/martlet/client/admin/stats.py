@@ -208,10 +208,6 @@ async def node_stats(
     """Get the counts of a broker, of all topics or of one. Raises AdminError.
 
     Args:
-        http: queries the server.
-        url: of the broker.
-        topic, channel: only these.
-        include_clients: whether to list the consumers of channels.
         of_primary: whether a standby answers those of its primary, and not that it has no topics.
     """
     arguments = {

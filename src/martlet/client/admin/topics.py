@@ -34,9 +34,6 @@ async def change_at_each(
     """Change a topic or a channel at each broker that has the topic.
 
     Args:
-        http: queries the servers.
-        path: of the action.
-        names: of the topic, and of the channel if it is one.
         registered: whether lookup daemons get it too, unless a broker has failed. Without brokers
             only they get it.
 

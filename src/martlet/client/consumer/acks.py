@@ -99,8 +99,6 @@ class AckBatcher:
         """Requeue the message at a Martlet broker, with the text of the error.
 
         Args:
-            message_id: of the message.
-            error: the text.
             backoff: whether it counts as a failure.
             delay: ``delay_ms``, or ``otherwise_ms`` for the delay of the channel's retry policy,
                 and for that one without a policy.

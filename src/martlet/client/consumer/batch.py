@@ -72,8 +72,7 @@ class Decoded:
         The received bytes are read as an array that alternates frame heads and bodies; then the
         bodies are selected.
 
-        Raises:
-            ImportError: pyarrow is not installed.
+        Raises ImportError: pyarrow is not installed.
         """
         try:
             import pyarrow as pa

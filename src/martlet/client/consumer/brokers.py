@@ -124,8 +124,6 @@ class ConsumerBrokers(Generic[SessionT]):
     """Keep a session at each broker.
 
     Args:
-        configured: the addresses of the configured ones.
-        make_session: makes the session at a broker.
         on_failure: called with the error of a broker that is not tried any more.
     """
 
@@ -162,10 +160,7 @@ class ConsumerBrokers(Generic[SessionT]):
 
     async def open(self) -> None:
         """Connect to configured brokers, start discovery, and wait until each known broker has been
-        tried once.
-
-        Raises:
-            Closed: the consumer was closed meanwhile.
+        tried once. Raises Closed: the consumer was closed meanwhile.
         """
         for address in self._configured:
             self._keep(address)

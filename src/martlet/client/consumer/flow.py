@@ -29,11 +29,9 @@ class Flow:
     """Send ready counts to subscriptions.
 
     Args:
-        max_in_flight: the maximum number of messages in flight, from all brokers together.
         rotation: how connections take turns if there are more of them than that.
         failure_backoff: the backoff when messages fail; None for the default, except for failures
             that a broker delays by the policy of their channel.
-        name: the consumer's, for logs.
         chance: returns a random number from 0 to below 1.
     """
 

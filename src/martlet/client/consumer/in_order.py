@@ -46,7 +46,6 @@ class InOrderAcks(AckBatcher):
     """The acknowledgements of a connection whose messages are handled in order.
 
     Args:
-        connection: to the broker.
         on_delivery: called with each message that may be handled.
     """
 

@@ -14,11 +14,7 @@ from martlet.client.requests.outgoing import OutgoingReply
 
 
 def check_delay_ms(delay_ms: int) -> int:
-    """Return a valid delay.
-
-    Raises:
-        ValueError: it is negative.
-    """
+    """Return a valid delay. Raises ValueError: it is negative."""
     if delay_ms < 0:
         raise ValueError(f"delay_ms={delay_ms}: a message cannot be delivered in the past")
     return int(delay_ms)

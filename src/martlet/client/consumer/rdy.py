@@ -90,7 +90,6 @@ class RdyDistributor(Generic[C]):
     monotonic time.
 
     Args:
-        max_in_flight: the number to distribute.
         rotation: how connections take turns if it is not enough for all.
         chance: returns a random number from 0 to below 1, to choose among connections that have
             waited equally long.

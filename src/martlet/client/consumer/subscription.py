@@ -44,7 +44,6 @@ class Subscription(BrokerSession):
     """Keep one connection subscribed to a channel.
 
     Args:
-        timeout_s: the time limit of SUB.
         policy: the required policy of the channel; empty for any.
     """
 

@@ -52,7 +52,6 @@ class Watchdog:
 
     Args:
         after_s: the time without progress that is a stall; 0 never checks.
-        poll: returns the consumer's state.
         on_stall: called with the cause, once for each stall.
     """
 

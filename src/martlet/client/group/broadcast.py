@@ -148,11 +148,7 @@ class BroadcastSession(PullSession):
         """Leave it to the next commit."""
 
     async def commit(self) -> None:
-        """Write changed offsets to the file.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write changed offsets to the file. Raises OSError: the file cannot be written."""
         self._remember()
         changed = {
             held: held.next_commit

@@ -35,8 +35,6 @@ class PullFailures:
     """Retry messages whose handlers failed, and dead-letter them.
 
     Args:
-        retry: the delay, by the number of attempts.
-        max_attempts: the maximum number of attempts; 0 for no limit.
         dead_letter: keeps the message elsewhere, and returns where; None if nowhere.
     """
 

@@ -36,7 +36,6 @@ class Iteration(AsyncIterator[HandedT]):
 
     Args:
         take: takes the next item; None at the end.
-        handed_out: tracks the item that is handed out.
     """
 
     def __init__(

@@ -142,10 +142,8 @@ class PullSession(BrokerSession):
 
     @abstractmethod
     async def _attend(self, connection: Connection) -> None:
-        """Fetch from queues until the assignment ends.
-
-        Raises:
-            CallRefused, ConnectionLost: the broker refuses, or is lost.
+        """Fetch from queues until the assignment ends. Raises CallRefused, ConnectionLost: the
+        broker refuses, or is lost.
         """
 
     @property

@@ -66,10 +66,8 @@ Start = Literal["first", "last"] | datetime | int
 
 
 def check_start(start: Start) -> Start:
-    """Check a start position.
-
-    Raises:
-        ValueError: it is none of these, or a time without a zone, or a negative offset.
+    """Check a start position. Raises ValueError: it is none of these, or a time without a zone, or
+    a negative offset.
     """
     if isinstance(start, datetime):
         if start.tzinfo is None:

@@ -63,7 +63,6 @@ class Accumulator:
     """Waiting messages, and the brokers at which others are in flight.
 
     Args:
-        limits: of what is sent at once.
         retries: the number of retries of messages without their own; None for no limit.
         is_idempotent: whether brokers recognise a repeated SEND.
         tries_others: whether a SEND that its broker could not store goes to another.

@@ -142,10 +142,8 @@ class ProducerBatch:
     # Called by the connection.
 
     def answered(self, data: bytes) -> None:
-        """Handle the broker's answer.
-
-        Raises:
-            PublishUnclear: the answer is unintelligible, and so are all after it.
+        """Handle the broker's answer. Raises PublishUnclear: the answer is unintelligible, and so
+        are all after it.
         """
         if data == _OK and not self.number:
             self._owner.stored(self, None)

@@ -42,7 +42,6 @@ class KeyPinning:
     """The order keys of unanswered messages, each pinned to a broker.
 
     Args:
-        brokers: all that there are.
         on_moved: called when messages have moved to another broker's queue.
 
     Attributes:
@@ -81,8 +80,6 @@ class KeyPinning:
         broker. If so, it moves from the queue to the pin of its key.
 
         Args:
-            waiting: the messages that wait at a broker.
-            key: the order key of the first.
             batch: the batch that it may join, if any.
         """
         pin = self.pins[key]

@@ -51,10 +51,8 @@ Sendable = Body | MessageLike
 
 
 def check_body(body: Body, max_bytes: int) -> bytes:
-    """Return a body that brokers accept.
-
-    Raises:
-        BadBody: it is empty or too big. TypeError: it is not bytes.
+    """Return a body that brokers accept. Raises BadBody: it is empty or too big. TypeError: it is
+    not bytes.
     """
     if type(body) is not bytes:
         if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -72,10 +70,8 @@ def check_body(body: Body, max_bytes: int) -> bytes:
 
 
 def check_message(message: Sendable, max_bytes: int) -> tuple[bytes, Properties]:
-    """Return the body of a message, and its properties.
-
-    Raises:
-        BadBody: the body is empty or too big. TypeError: it is not a message.
+    """Return the body of a message, and its properties. Raises BadBody: the body is empty or too
+    big. TypeError: it is not a message.
     """
     if isinstance(message, (bytes, bytearray, memoryview)):
         return check_body(message, max_bytes), NONE
@@ -96,10 +92,8 @@ def are_bare(messages: Iterable[Sendable]) -> bool:
 def split(
     messages: Sequence[Sendable], max_bytes: int
 ) -> tuple[Sequence[bytes], Sequence[Properties]]:
-    """Return the bodies of messages, and their properties.
-
-    Raises:
-        BadBody, TypeError: one of them cannot be sent.
+    """Return the bodies of messages, and their properties. Raises BadBody, TypeError: one of them
+    cannot be sent.
     """
     if set(map(type, messages)) == {Outgoing}:
         bodies: list[Any] = list(map(itemgetter(0), cast("Sequence[Outgoing]", messages)))
@@ -118,10 +112,8 @@ def are_fit(bodies: Sequence[Any], max_bytes: int) -> bool:
 
 
 def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
-    """Check messages, and return them, those without properties as bytes.
-
-    Raises:
-        BadBody, TypeError: one of them cannot be sent.
+    """Check messages, and return them, those without properties as bytes. Raises BadBody,
+    TypeError: one of them cannot be sent.
     """
     if are_fit(messages, max_bytes):
         return messages
@@ -163,9 +155,7 @@ def prepare(
     more_headers: Mapping[str, str] = NO_HEADERS,
 ) -> Prepared:
     """Check messages of one SEND, and pack their properties, with more headers where they fit.
-
-    Raises:
-        BadBody, BadProperties, TypeError: one of them cannot be sent.
+    Raises BadBody, BadProperties, TypeError: one of them cannot be sent.
     """
     if are_fit(messages, max_bytes):
         bodies = cast("Sequence[bytes]", messages)

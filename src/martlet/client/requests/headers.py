@@ -62,10 +62,8 @@ class HandlerError(NamedTuple):
 
 
 def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Check an application's headers of a request or reply.
-
-    Raises:
-        ValueError: one of them is reserved.
+    """Check an application's headers of a request or reply. Raises ValueError: one of them is
+    reserved.
     """
     for name in _RESERVED:
         if headers and name in headers:

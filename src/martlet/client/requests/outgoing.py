@@ -99,11 +99,7 @@ class RequestAnswers(Protocol):
 
 
 class ReplyBatch:
-    """Replies to one requester that go together; waits until they are stored.
-
-    Args:
-        answers: to the requests.
-    """
+    """Replies to one requester that go together; waits until they are stored."""
 
     __slots__ = ("_answers", "_bodies", "_entries", "_ids", "_on_done", "_topic", "size_bytes")
 

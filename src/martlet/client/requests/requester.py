@@ -63,9 +63,6 @@ class Reply:
 class Requester:
     """The requests of one producer that wait for replies.
 
-    Args:
-        max_waiting: the maximum number of them.
-
     Attributes:
         late_count: the number of replies that were dropped, as no call waited for them.
     """
@@ -92,10 +89,8 @@ class Requester:
         connection.send(command, _ReplySubscription(self, connection))
 
     def begin(self) -> tuple[str, asyncio.Future[Reply]]:
-        """Return the id of a new request, and the future of its reply. `end` ends it.
-
-        Raises:
-            ProducerFull: too many wait. SubscribeRefused: a broker refuses the reply topic.
+        """Return the id of a new request, and the future of its reply. `end` ends it. Raises
+        ProducerFull: too many wait. SubscribeRefused: a broker refuses the reply topic.
         """
         if self._refusal is not None:
             raise self._refusal

@@ -35,13 +35,7 @@ def workers_here() -> list[_Worker]:
 
 
 class Handlers:
-    """Threads that handle messages.
-
-    Args:
-        consumer: delivers the messages.
-        handler: called with each message.
-        thread: the event loop's.
-    """
+    """Threads that handle messages."""
 
     def __init__(
         self, consumer: Consumer, handler: Callable[[Message], object], thread: LoopThread

@@ -48,8 +48,6 @@ class PinnedSession:
     """The broker of one transaction.
 
     Args:
-        pool: the producer's brokers.
-        timeout_s: the time limit of one step.
         broker: as ``host:port``, or its id; empty to choose it by the transaction's id.
     """
 
@@ -66,10 +64,8 @@ class PinnedSession:
         return bool(self._bound_to)
 
     def lightest(self) -> InFlightQueue | None:
-        """Choose the broker with the least in flight, of those with transactions.
-
-        Raises:
-            NotSupported: there are brokers, and none of them is a Martlet broker.
+        """Choose the broker with the least in flight, of those with transactions. Raises
+        NotSupported: there are brokers, and none of them is a Martlet broker.
         """
         up = [link for link in self._pool.links if link.is_active]
         able = [link.queue for link in up if link.queue.takes_sends]
@@ -79,10 +75,8 @@ class PinnedSession:
         return min(able, key=lambda broker: (broker.is_slow, broker.size_bytes), default=None)
 
     def check_broker(self, transaction_id: str, topic: str, order_key: str) -> None:
-        """Check that messages with an order key belong to the transaction's broker.
-
-        Raises:
-            WrongBroker: they do not.
+        """Check that messages with an order key belong to the transaction's broker. Raises
+        WrongBroker: they do not.
         """
         brokers = {link.queue for link in self._pool.links}
         if len(brokers) < 2:

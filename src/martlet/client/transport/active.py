@@ -24,8 +24,6 @@ def warn_of_copies(
     """Log each other process that has a broker's id, and may be connected.
 
     Args:
-        address: of the broker.
-        connection: to it, which is new.
         others: all connections, with their addresses.
         effect: what follows for this client.
     """

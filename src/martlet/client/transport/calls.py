@@ -31,11 +31,7 @@ class Answer(NamedTuple):
 
 
 class Calls:
-    """The unanswered calls of one connection.
-
-    Args:
-        write: sends bytes.
-    """
+    """The unanswered calls of one connection."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write

@@ -41,10 +41,6 @@ class Dialer:
     heartbeats counts as useful too, since a consumer may be idle for days.
 
     Args:
-        addresses: to try.
-        identity: how the client describes itself.
-        backoff: the delay after failures.
-        connect_timeout_s: the time limit of one attempt.
         are_found: whether lookup daemons, and not the application, named the addresses.
 
     Attributes:
@@ -91,8 +87,7 @@ class Dialer:
         The addresses are tried one after the other, beginning with the one that worked last; only
         when all have failed is there a delay before the next round.
 
-        Raises:
-            ConnectRefused: every broker refuses this client permanently.
+        Raises ConnectRefused: every broker refuses this client permanently.
         """
         while True:
             await self._pause()

@@ -54,9 +54,7 @@ class Discovery:
     """Discover the brokers of a topic.
 
     Args:
-        topic: the topic's name; None for all brokers.
         addresses: the HTTP addresses of lookup daemons, as ``"host:port"`` or as URLs.
-        poll_s: the seconds between two polls.
         on_found: called with the brokers, and whether these are all.
     """
 
@@ -160,9 +158,7 @@ class KnownTopics:
     """Ask lookup daemons for all topics, and log once that a daemon does not answer.
 
     Args:
-        daemons: their addresses, as ``"host:port"`` or URLs.
         connect_s: the time limit of connecting, if shorter than that of the answer.
-        answer_s: the time limit of the request.
     """
 
     def __init__(

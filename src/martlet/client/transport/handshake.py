@@ -54,8 +54,6 @@ class Handshake(asyncio.BufferedProtocol):
     """The handshake of one connection, as the protocol of its transport.
 
     Args:
-        address: of the broker.
-        identity: how the client describes itself, and the features that it asks for.
         timeout_s: how long the TLS handshake may take.
     """
 

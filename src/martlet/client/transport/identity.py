@@ -206,10 +206,8 @@ class Features:
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
-        """Read the answer; a broker that negotiates nothing answers ``OK``.
-
-        Raises:
-            ValueError: it is neither, or has a number out of range.
+        """Read the answer; a broker that negotiates nothing answers ``OK``. Raises ValueError: it
+        is neither, or has a number out of range.
         """
         if data == b"OK":
             return cls()

@@ -110,10 +110,8 @@ class Operators:
 
     @classmethod
     def load(cls, options: BrokerOptions, log: logging.Logger) -> Operators:
-        """Read the tokens that the options name, and log who operators are.
-
-        Raises:
-            OSError: the file cannot be used; the text names it.
+        """Read the tokens that the options name, and log who operators are. Raises OSError: the
+        file cannot be used; the text names it.
         """
         path = options.operator_token_file
         tokens = read_tokens(path) if path else ()
@@ -157,8 +155,7 @@ class Operators:
 
         Returns whether the route is for operators, and the client so is one.
 
-        Raises:
-            HttpError: 401 or 403: it may not; the text says what to do.
+        Raises HttpError: 401 or 403: it may not; the text says what to do.
         """
         access = access_to(request.path)
         if access is Access.EVERYONE:

@@ -46,7 +46,6 @@ class LiveOptions:
     """The options of a broker; a few may change while it runs.
 
     Args:
-        lookups: registers it with lookup daemons.
         tcp_port, http_port: of its listeners, -1 for a Unix socket.
     """
 

@@ -31,10 +31,8 @@ _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
 def properties_in(request: Request) -> Properties:
-    """Return the properties that a request gives its message, valid for packing.
-
-    Raises:
-        HttpError: 400 UNKNOWN_HEADER or INVALID_PROPERTIES, and the reason.
+    """Return the properties that a request gives its message, valid for packing. Raises HttpError:
+    400 UNKNOWN_HEADER or INVALID_PROPERTIES, and the reason.
     """
     for name in request.header_names:
         if name.lower().startswith("x-martlet-") and name.lower() not in _KNOWN_LOWER:
@@ -71,10 +69,8 @@ def properties_in(request: Request) -> Properties:
 
 
 def delivery_time_in(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
-    """Return the requested delivery time: 0 for now, None without a header.
-
-    Raises:
-        HttpError: 400 INVALID_DELIVER_AT and the reason.
+    """Return the requested delivery time: 0 for now, None without a header. Raises HttpError: 400
+    INVALID_DELIVER_AT and the reason.
     """
     times = request.headers(_DELIVER_AT)
     if not times:

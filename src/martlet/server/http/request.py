@@ -41,9 +41,7 @@ class HttpError(Exception):
     """The refusal of a request, such as ``{"message": "TOPIC_NOT_FOUND"}``.
 
     Args:
-        fields: further fields of its JSON.
         plain: whether the answer is the bare message instead of JSON.
-        headers: further headers of the answer.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class Request:
     """A request to one of the endpoints.
 
     Args:
-        request: as aiohttp has it.
         is_vouched_for: whether the replica that has forwarded it says that its client is an
             operator; None if none has.
         own_hosts: the names in DNS by which browsers may reach the server.
@@ -196,20 +193,16 @@ class Request:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """Return the first value of each argument.
-
-        Raises:
-            HttpError: 400 INVALID_REQUEST: the query is malformed.
+        """Return the first value of each argument. Raises HttpError: 400 INVALID_REQUEST: the query
+        is malformed.
         """
         if self._query is None:
             self._query = parse_query(self.query_text)
         return self._query
 
     def argument(self, name: str) -> str:
-        """Return an argument of the query.
-
-        Raises:
-            HttpError: 400, such as MISSING_ARG_TOPIC: it is missing.
+        """Return an argument of the query. Raises HttpError: 400, such as MISSING_ARG_TOPIC: it is
+        missing.
         """
         try:
             return self.query[name]
@@ -217,10 +210,8 @@ class Request:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return an argument of the query that is a whole number from 0 on.
-
-        Raises:
-            HttpError: 400: it is not a number, or it is missing and has no default.
+        """Return an argument of the query that is a whole number from 0 on. Raises HttpError: 400:
+        it is not a number, or it is missing and has no default.
         """
         if default is not None and name not in self.query:
             return default
@@ -245,11 +236,7 @@ class Request:
             raise HttpError(400, f"INVALID_HEADER: {name} is not UTF-8") from None
 
     def topic_and_channel(self) -> tuple[str, str]:
-        """Return the two names of the query.
-
-        Raises:
-            HttpError: 400: one is missing or invalid.
-        """
+        """Return the two names of the query. Raises HttpError: 400: one is missing or invalid."""
         for what in ("topic", "channel"):
             if not is_valid_name(self.argument(what)):
                 raise HttpError(400, f"INVALID_ARG_{what.upper()}")
@@ -370,10 +357,8 @@ Routes = Mapping[str, Mapping[str, Endpoint]]
 
 @lru_cache(maxsize=256)  # clients repeat the same few queries
 def parse_query(text: str) -> Mapping[str, str]:
-    """Parse a query into its arguments; of several with one name the first counts.
-
-    Raises:
-        HttpError: 400 INVALID_REQUEST: malformed by Go's rules.
+    """Parse a query into its arguments; of several with one name the first counts. Raises
+    HttpError: 400 INVALID_REQUEST: malformed by Go's rules.
     """
     fault = _fault(text)
     if fault:

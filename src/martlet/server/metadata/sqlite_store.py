@@ -48,7 +48,6 @@ class SqliteStore:
     """A metadata store in a file: `martlet.server.metadata.store.MetadataStore`.
 
     Args:
-        path: the file; it is made where it is not there.
         clock_ns: the machine's monotonic clock.
         boot_id: of this boot of the machine.
     """

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 class AckCommands:
-    """FIN, REQ, TOUCH and STARTED.
-
-    Args:
-        max_requeue_ns: the maximum delay of a REQ.
-        events: logs refusals.
-    """
+    """FIN, REQ, TOUCH and STARTED."""
 
     def __init__(self, max_requeue_ns: int, events: EventLog) -> None:
         self._max_requeue_ns = max_requeue_ns

@@ -36,11 +36,7 @@ class AuthServerSilent(Exception):
 
 
 class AuthServers:
-    """Ask the auth servers, one after the other until one answers.
-
-    Args:
-        options: have their addresses, the request's method and the timeouts.
-    """
+    """Ask the auth servers, one after the other until one answers."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._options = options
@@ -52,7 +48,6 @@ class AuthServers:
         Args:
             remote_ip: of the client, empty for a Unix socket.
             common_name: of its certificate, empty if it has none; None without TLS.
-            secret: from its AUTH.
 
         Raises:
             AuthServerSilent: no auth server answers.
@@ -148,8 +143,6 @@ class Authorizer:
     """The permissions of one client.
 
     Args:
-        servers: the auth servers.
-        remote_address: of the client.
         common_name: returns that of its certificate, None without TLS.
         go_on: called when the answer for a waiting command has come.
         log: takes failures, since the client must learn nothing about the auth servers.
@@ -195,10 +188,8 @@ class Authorizer:
         return authorizations.answer()
 
     def may_publish(self, verb: str, topic: str) -> bool:
-        """Return whether a command may publish to a topic now; False if it must wait.
-
-        Raises:
-            ProtocolError: it is not allowed; so do the others.
+        """Return whether a command may publish to a topic now; False if it must wait. Raises
+        ProtocolError: it is not allowed; so do the others.
         """
         authorizations = self._current(verb)
         if authorizations is not None and not authorizations.may_publish(topic):

@@ -34,7 +34,6 @@ class ConnectedCaller:
     """A client as the caller of methods: its rights, and its unanswered calls.
 
     Args:
-        client: the client's connection.
         operators: who may make operators' calls, where there are no auth servers.
         is_vouched_for: whether the replica that accepted the client says that it is an operator.
     """
@@ -133,8 +132,6 @@ class CallCommand:
     """CALL.
 
     Args:
-        registry: has the methods.
-        log: takes unexpected errors.
         on_task: called with each call that takes several rounds of the loop.
     """
 

@@ -16,8 +16,6 @@ class Clients:
 
     Args:
         max_count: the maximum number of connections, 0 for no limit.
-        events: logs new and closed connections.
-        log: takes refusals.
     """
 
     def __init__(self, max_count: int, events: EventLog, log: logging.Logger) -> None:

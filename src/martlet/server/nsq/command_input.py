@@ -27,7 +27,6 @@ class ConnectionUpgrade(ABC):
         """Start, once the answer to IDENTIFY is written.
 
         Args:
-            transport: the connection's old one.
             early: the bytes received after IDENTIFY.
         """
 
@@ -53,7 +52,6 @@ class CommandInput:
 
     Args:
         output: its transport is paused, and it holds up reading while it is full.
-        go_on: handles the waiting command.
     """
 
     def __init__(self, output: OutputQueue, go_on: Callable[[], None]) -> None:

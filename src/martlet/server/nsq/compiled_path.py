@@ -43,10 +43,6 @@ class CompiledPath:
     """The connections that are served without the event loop.
 
     Args:
-        functions: the compiled hot path.
-        epoll: the descriptor that the loop polls.
-        broker: stores the messages.
-        received: the shared receive buffer.
         flusher: flushes what PUBs have stored, before they are answered; None with a flush mode
             that answers once they are written.
     """

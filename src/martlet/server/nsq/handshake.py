@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 
 class SessionCommands:
-    """IDENTIFY, AUTH, SUB, RDY, CLS and NOP.
-
-    Args:
-        broker: has the topics.
-        options: the features offered to clients.
-        upgrades: the context of TLS and compression.
-        events: logs IDENTIFY.
-        folder: has the broker's id, for Martlet's clients.
-    """
+    """IDENTIFY, AUTH, SUB, RDY, CLS and NOP."""
 
     def __init__(
         self,

@@ -31,7 +31,6 @@ class OutputQueue:
     """The output of one client.
 
     Args:
-        transport: the socket's, which holds the bytes.
         on_stuck: called when the client reads nothing.
     """
 

@@ -127,13 +127,7 @@ CODES: dict[type[Exception], str] = {
 
 
 class LonePublish:
-    """The fast path of a lone PUB.
-
-    Args:
-        broker: stores the messages.
-        commits: knows whether a message may be answered once it is written.
-        buffer: the shared receive buffer.
-    """
+    """The fast path of a lone PUB."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
         self._waits_for_replicas = commits.answers_confirmed
@@ -201,7 +195,6 @@ class StoredSend(DeferredReply):
         send: their place in it.
         waits: whether to answer only when they are as safe as a PUB answered OK.
         is_duplicate: whether they were stored before.
-        replication: tells of other replicas, where there are any.
     """
 
     __slots__ = (
@@ -264,9 +257,6 @@ class StoredSend(DeferredReply):
 class FlushTimeouts:
     """The SENDs that wait for a flush: one that waits too long is answered that its messages are
     stored, though a power cut may still lose them.
-
-    Args:
-        commits: has the position up to which the log is durable.
     """
 
     def __init__(self, commits: GroupCommit) -> None:
@@ -311,12 +301,7 @@ class FlushTimeouts:
 
 
 class NoReply(DeferredReply):
-    """No answer; errors are logged.
-
-    Args:
-        events: takes the errors.
-        address, topic: of the client, and of its send.
-    """
+    """No answer; errors are logged."""
 
     __slots__ = ("_address", "_events", "_topic")
 
@@ -337,11 +322,7 @@ class NoReply(DeferredReply):
 
 
 class Added(DeferredReply):
-    """The answer to a SEND whose half messages are stored.
-
-    Args:
-        count: the number of messages.
-    """
+    """The answer to a SEND whose half messages are stored."""
 
     __slots__ = ("_count",)
 
@@ -371,16 +352,7 @@ def refusal(error: Exception) -> bytes:
 
 
 class PublishCommands:
-    """PUB, MPUB, DPUB and SEND.
-
-    Args:
-        broker: stores the messages.
-        options: the limits.
-        answers_at_once: whether answers wait for no flush.
-        flush_timeouts: limit the wait for a flush.
-        events: logs unanswered errors.
-        replication: tells of other replicas, where there are any.
-    """
+    """PUB, MPUB, DPUB and SEND."""
 
     def __init__(
         self,

@@ -51,8 +51,6 @@ class ReplyQueue:
     """The due answers of one client.
 
     Args:
-        output: sends them.
-        commits: settles those that wait for a write or a flush.
         on_answered: called when no answer is due any more, with whether the last one was a refusal
             that ends the connection.
         on_error: called with an unforeseen error: some answer cannot be given.

@@ -19,12 +19,7 @@ _MAX_CORKED_BYTES = 1 << 16
 
 
 class ClientSubscription:
-    """A client as the core sees it: the client of a channel.
-
-    Args:
-        connection: the client's.
-        topic, channel: what it consumes.
-    """
+    """A client as the core sees it: the client of a channel."""
 
     consumer: Any
     """The channel's consumer, or a subscriber if the channel has several queues."""

@@ -45,13 +45,7 @@ class UpgradeContext:
 
 
 class Upgrade(ConnectionUpgrade):
-    """The upgrade of one connection.
-
-    Args:
-        connection: the connection.
-        agreement: from its IDENTIFY.
-        context: the parts that all upgrades share.
-    """
+    """The upgrade of one connection."""
 
     def __init__(
         self, connection: ClientConnection, agreement: Agreement, context: UpgradeContext

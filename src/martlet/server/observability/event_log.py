@@ -69,12 +69,7 @@ class _Refusals:
 
 
 class EventLog:
-    """Write the lines.
-
-    Args:
-        broker: has the topics and channels.
-        log: the destination of the lines.
-    """
+    """Write the lines."""
 
     def __init__(self, broker: BrokerCore, log: logging.Logger) -> None:
         self._broker = broker

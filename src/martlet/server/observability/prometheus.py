@@ -33,8 +33,6 @@ def head(name: str, kind: str, help_text: str) -> str:
 
     Args:
         name: with its unit, and ``_total`` for a counter.
-        kind: counter, gauge or histogram.
-        help_text: its description.
     """
     return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
 
@@ -63,11 +61,9 @@ def histogram(
     """Return the lines of one histogram.
 
     Args:
-        name: of the metric.
         labels: the text between the braces.
         bounds: of all buckets but the last, which has none; as text.
         counts: of each bucket by itself.
-        total: the sum of all values.
     """
     before = f"{labels}," if labels else ""
     sums = list(accumulate(counts))

@@ -104,8 +104,6 @@ class StatsSource:
 
     Args:
         levels: the reported percentiles of latency.
-        log: reports on the log and its disk.
-        folder: names the broker.
     """
 
     def __init__(

@@ -90,7 +90,6 @@ class ReplicaNode:
     """A replica with its files, sockets and timers: `martlet.replica.replica.ReplicaHost`.
 
     Args:
-        ports: has the ports of clients, which outlast a node.
         is_first: whether no other node has run in this process.
     """
 

@@ -99,7 +99,6 @@ class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
 
     Args:
         of_node: returns those of the node that runs when a request comes.
-        forward: answers any other request.
     """
 
     def __init__(self, own: Routes, of_node: Callable[[], Routes], forward: Endpoint) -> None:
@@ -263,9 +262,7 @@ def own_routes(
     stands for its broker.
 
     Args:
-        status: returns that of the node that runs.
         started_at_s: when the process started, in seconds since 1970.
-        forward: answers a request as the primary does.
     """
 
     async def ping(request: Request) -> object:

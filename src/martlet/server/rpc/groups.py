@@ -70,11 +70,8 @@ class GroupCalls:
     """The groups of a broker.
 
     Args:
-        broker: has the groups.
-        commits: makes changes durable.
         options: the broker's name and zone, for the assignment.
         is_stopping: whether the broker is closing its connections to stop.
-        log: logs joining members.
     """
 
     def __init__(

@@ -144,7 +144,6 @@ class CallRegistry:
     Args:
         load: makes them at the first call, or when HTTP opens: a broker listens before it imports
             them.
-        commits: knows when an answer may be given.
     """
 
     def __init__(self, load: Callable[[], Methods], commits: GroupCommit) -> None:

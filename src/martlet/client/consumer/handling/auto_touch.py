@@ -102,7 +102,6 @@ class AutoTouch:
 
     Args:
         is_on: whether to touch; else it only remembers batches.
-        handed_out: messages taken by iterating.
     """
 
     def __init__(self, is_on: bool, handed_out: HandedOut) -> None:

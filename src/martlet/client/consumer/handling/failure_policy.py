@@ -95,7 +95,6 @@ class FailurePolicy:
     """Requeue messages whose handlers failed, or dead-letter them.
 
     Args:
-        retry: the delay, by the number of attempts.
         max_attempts: the maximum number of attempts; 0 for no limit. If a Martlet broker counts
             failures (its channel has a retry policy), those count, and not deliveries without
             handling.

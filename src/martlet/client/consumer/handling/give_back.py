@@ -26,11 +26,7 @@ _MIN_PAUSE_S = 0.01
 
 
 class UnstartedReturner:
-    """Check at intervals for messages that have waited too long.
-
-    Args:
-        buffer: holds the messages.
-    """
+    """Check at intervals for messages that have waited too long."""
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
         self.hold: Callable[[AckBatcher], None] = lambda _answers: None

@@ -56,8 +56,6 @@ class HandlerPool:
 
     Args:
         handler: a plain function; for processes one that can be imported.
-        kind: threads or processes.
-        size: the number of threads or processes.
 
     Raises:
         ValueError: it is a coroutine function, or cannot be sent to a process.

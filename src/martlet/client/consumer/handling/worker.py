@@ -165,16 +165,8 @@ class WorkerPool(Generic[WorkerT]):
         concurrency: int,
         on: Literal["loop"] | ExecutorKind,
     ) -> None:
-        """Handle messages until there are no more.
-
-        Args:
-            make_worker: makes a worker with a handler.
-            handler: called with each message.
-            concurrency: the number of workers.
-            on: where the handler runs.
-
-        Raises:
-            ValueError: the handler cannot be run there.
+        """Handle messages until there are no more. Raises ValueError: the handler cannot be run
+        there.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: must be at least 1")

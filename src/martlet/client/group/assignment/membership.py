@@ -81,10 +81,8 @@ class BrokerMembership(PullSession):
         return self._member is not None
 
     async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        """Call the broker as a member.
-
-        Raises:
-            CallRefused: the broker refuses. ConnectionLost: there is no connection, or it was lost.
+        """Call the broker as a member. Raises CallRefused: the broker refuses. ConnectionLost:
+        there is no connection, or it was lost.
         """
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -287,10 +285,8 @@ class BrokerMembership(PullSession):
     # committing
 
     async def commit(self) -> None:
-        """Commit the changed offsets of the queues.
-
-        Raises:
-            ClientError: they could not be committed.
+        """Commit the changed offsets of the queues. Raises ClientError: they could not be
+        committed.
         """
         moved = {
             number: held
@@ -374,10 +370,8 @@ class BrokerMembership(PullSession):
     # dead letters
 
     async def dead_letter(self, message: PulledMessage) -> str | None:
-        """Move a message to the group's dead-letter topic.
-
-        Raises:
-            ClientError: it was not stored there.
+        """Move a message to the group's dead-letter topic. Raises ClientError: it was not stored
+        there.
         """
         first, last = message.errors
         if message.is_lost:

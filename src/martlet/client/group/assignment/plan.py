@@ -118,8 +118,6 @@ def share_out(
     """Assign queues to members, over all brokers.
 
     Args:
-        topic: its name.
-        choice: the strategy.
         live: the views of brokers that answer.
         absent: the last views of brokers that have just gone.
         led: the names of the brokers that follow this leader.

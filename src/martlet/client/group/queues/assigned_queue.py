@@ -93,10 +93,7 @@ class AssignedQueue:
     """Hold the fetched messages of a queue.
 
     Args:
-        offset: of the next message.
         id_base: the base of ids: an id is the base plus the offset.
-        ready_queues: hands out its messages.
-        counts: counts the outcomes of messages.
     """
 
     def __init__(
@@ -369,7 +366,6 @@ class AssignedQueue:
         dead letter.
 
         Args:
-            message: the taken one.
             alone: whether nothing else is handled, so that a suspect may be.
         """
         charge = self.starts.charged.get(message.offset) if self.starts is not None else None

@@ -39,7 +39,6 @@ class Fetcher:
     """Fetch one queue over one connection.
 
     Args:
-        method: of the call.
         fields: of the call, beside those of the queue.
     """
 

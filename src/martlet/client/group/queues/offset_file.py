@@ -29,14 +29,8 @@ class BadOffsetFile(ClientError, ValueError):
 
 
 class OffsetFile:
-    """Offsets by queue.
-
-    Args:
-        path: of the file, in an existing folder.
-        topic: of the offsets.
-
-    Raises:
-        BadOffsetFile: the file is not an offset file of this topic. OSError: it cannot be read.
+    """Offsets by queue. Raises BadOffsetFile: the file is not an offset file of this topic.
+    OSError: it cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], topic: str) -> None:

@@ -24,10 +24,8 @@ class QueueId(NamedTuple):
 def find_queue(
     queue: QueueId | tuple[str, int] | int, assigned: Iterable[QueueId], topic: str
 ) -> QueueId:
-    """Find a queue; its number alone is enough if only one broker has it.
-
-    Raises:
-        ValueError: it is not assigned to the consumer, or several brokers have that number.
+    """Find a queue; its number alone is enough if only one broker has it. Raises ValueError: it is
+    not assigned to the consumer, or several brokers have that number.
     """
     if isinstance(queue, int):
         matches = [queue_id for queue_id in assigned if queue_id.queue == queue]

@@ -36,11 +36,7 @@ class HttpGuard:
         """Answers, and when each ends."""
 
     async def may_publish(self, request: Request, topic: str) -> None:
-        """Check that a client may publish to a topic.
-
-        Raises:
-            HttpError: 401 or 403: it may not.
-        """
+        """Check that a client may publish to a topic. Raises HttpError: 401 or 403: it may not."""
         granted = await self._authorizations(request)
         if granted is not None and not granted.may_publish(topic):
             raise _unauthorized(f"publish to topic {topic!r}")

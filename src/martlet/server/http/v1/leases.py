@@ -136,9 +136,7 @@ class ReceivingClient:
     Its fields that it does not use are those that reports on clients show.
 
     Args:
-        number: of the lease.
         channel: the channel at all queues.
-        user_agent: as it sent it.
     """
 
     state = ParserState.SUBSCRIBED
@@ -374,7 +372,6 @@ class Leases:
         """End the lease of a client that is gone: its messages go to others, without a failure.
 
         Args:
-            messages: those that `lease` has returned.
             sent: whether it may have got some of the answer.
         """
         client.consumer.progress.takes_no_more = True  # So that none of them fails.

@@ -133,12 +133,7 @@ class StoredRun:
 
 
 class MessagePublisher:
-    """Publishes the messages of requests.
-
-    Args:
-        commits: answers once the flush mode's promise holds.
-        replication: tells of other replicas, where there are any.
-    """
+    """Publishes the messages of requests."""
 
     def __init__(
         self,
