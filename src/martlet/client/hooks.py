@@ -291,10 +291,7 @@ def replying(
 def settling(
     hooks: Hooks, address: str, counts: Callable[[], tuple[int, int]]
 ) -> Callable[[], None]:
-    """Return a function that calls the hooks with the answers since its last call.
-
-    `counts` returns the numbers of messages finished and requeued so far.
-    """
+    """Return a function that calls the hooks with the finished and requeued since its last call."""
     finished = requeued = 0
 
     def report() -> None:

@@ -28,11 +28,7 @@ _OPTIONS = SSL.OP_ALL | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE 
 
 
 class AnyCertificateContext(ssl.SSLContext):
-    """A server's context.
-
-    Only sessions made by ``wrap_bio`` accept any certificate; all others are those of Python's ssl,
-    which refuses clients whose certificates it cannot verify.
-    """
+    """A server's context; only its sessions made by ``wrap_bio`` accept any certificate."""
 
     _ciphers = b""
 

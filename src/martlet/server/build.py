@@ -65,10 +65,7 @@ _IMPORTED_LATE = (
 
 
 def import_all() -> None:
-    """Import all that a broker imports only when it serves.
-
-    A standby does so in advance: clients wait for it at a failover.
-    """
+    """Import all that a broker imports only when it serves, as a standby does in advance."""
     for name in _IMPORTED_LATE:
         import_module(name)
 

@@ -45,9 +45,7 @@ _GRACE_S = 0.1
 
 
 def elapsed_ns() -> int:
-    """Return a time that goes on while the process is stopped and while the machine is suspended;
-    no step of the wall clock changes it.
-    """
+    """Return a time that also runs while the process is stopped or the machine suspended."""
     return time.clock_gettime_ns(_ELAPSED_CLOCK)
 
 

@@ -174,10 +174,7 @@ def open_folder(
 def _check_size(
     storage: DiskStorage, path: Path, options: BrokerOptions, log: logging.Logger
 ) -> None:
-    """Refuse a new folder on a disk that is too small for the options; warn of one that is small.
-
-    Raises StorageFull.
-    """
+    """Refuse a new folder on too small a disk; warn of a small one. Raises StorageFull."""
     room_bytes = storage.room_bytes()
     segment_bytes, kept_bytes = options.segment_bytes, options.min_free_bytes
     beside_bytes = BESIDE_BYTES + kept_bytes

@@ -64,10 +64,7 @@ class DiskSpace:
             await self._disk.checkpoint()
 
     async def check_while_full(self) -> None:
-        """Release segments as soon as consumers have finished their messages.
-
-        Continue for a while once there is some space: more usually follows.
-        """
+        """Release segments as soon as consumers have finished them, and a while after that."""
         began_s = monotonic()
         if self._broker.log.full is not None:
             self._tight_until_s = began_s + _TIGHT_S

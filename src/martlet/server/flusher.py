@@ -93,10 +93,7 @@ class Flusher:
 
     @property
     def rested(self) -> bool:
-        """Whether the disk has had a pause since the last flush.
-
-        Flushes that no client waits for leave most of the disk's time to others.
-        """
+        """Whether the disk has had a pause since the last flush, for others' use of it."""
         return not self.flushing and self._loop.time() >= self._rested_at
 
     def flush(self, *, is_awaited: bool = False) -> None:
@@ -130,9 +127,7 @@ class Flusher:
         return small and 0 < self._recent_s <= QUICK_S and not busy
 
     def flush_in_loop(self) -> bool:
-        """Make durable all that is written by now, while the event loop waits. False if that
-        failed.
-        """
+        """Make durable all that is written by now, in the event loop. False if that failed."""
         assert not self.flushing
         job = self._broker.log.flush_job()
         try:
@@ -248,9 +243,7 @@ class Flusher:
             await self._confirmed.wait()
 
     async def find_room(self) -> bool:
-        """Return whether a checkpoint would release history, since its retention is over or the
-        disk has filled up, though it would record no other change.
-        """
+        """Return whether a checkpoint would release history, if it records no other change."""
         if not keeps_history(self._broker):
             return False
         for _ in count_needs(self._broker):
@@ -261,9 +254,7 @@ class Flusher:
             return False
 
     async def free_room(self) -> None:
-        """Make a checkpoint for a full log if that releases a segment, as when consumers have
-        finished its messages; the current one is left for that.
-        """
+        """Make a checkpoint for a full log if that releases a segment but the current one."""
         for _ in count_needs(self._broker):
             await asyncio.sleep(0)
         try:

@@ -74,9 +74,7 @@ class StagedReplies(Protocol):
     """The due answers of a connection with staged publishes."""
 
     def settle(self, durable_position: int | None) -> bool:
-        """Answer committed publishes that are durable up to a position, or all written ones for
-        None. Returns whether any answer is still due.
-        """
+        """Answer publishes that are durable up to a position; return whether any is due."""
 
     def fail(self, error: WritesRefused) -> None:
         """Refuse all publishes that are not durable, since they never will be."""

@@ -41,9 +41,6 @@ class Listeners:
     """The listening sockets of a broker. They listen once made, and accept connections from
     ``answer_by`` on.
 
-    Args:
-        tls: the certificate and its settings, if there is one.
-
     Attributes:
         tcp_address, http_address: the actual addresses, with the port chosen for port 0.
         tcp_port, http_port, https_port: 0 if nothing listens, -1 for a Unix socket.

@@ -353,7 +353,5 @@ class LookupPeers:
 
 
 def _is_registered(channel: Channel) -> bool:
-    """Return whether other brokers should create the channel too; an external reader creates its
-    own.
-    """
+    """Return whether other brokers create the channel too; an external reader creates its own."""
     return channel.policy.kind != "follower"

@@ -55,11 +55,7 @@ def _unchanged(answer: Any) -> Any:
 
 
 class AdminHttp:
-    """Query brokers and lookup daemons, inside ``async with``.
-
-    Attributes:
-        daemons: the URLs of the lookup daemons.
-    """
+    """Query brokers and lookup daemons, inside ``async with``."""
 
     def __init__(
         self, brokers: Sequence[str], daemons: Sequence[str], settings: AdminSettings
@@ -278,9 +274,7 @@ class AdminHttp:
     async def call_with_bytes(
         self, url: str, name: str, fields: Mapping[str, Any], *, timeout_s: float = 0
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Make a call that is answered with bytes; return the answer's fields, and those. Raises
-        AdminError.
-        """
+        """Make a call that is answered with fields and bytes; return both. Raises AdminError."""
         answer = await self._ask("POST", url, CALL_PATH + name, {}, fields, timeout_s=timeout_s)
         if isinstance(answer, tuple):
             return answer
@@ -400,9 +394,7 @@ class AdminHttp:
             raise AdminError(url, f"no answer of a broker: {error}") from None
 
     def withholds_token(self, url: str) -> bool:
-        """Return whether a broker gets no token although there is one, as a lookup daemon alone
-        names it and the operator does not trust it.
-        """
+        """Return whether a broker gets no token, as an untrusted one that a daemon names."""
         if self._settings.operator_token is None or url in self._named:
             return False
         try:

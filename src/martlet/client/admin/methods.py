@@ -93,7 +93,6 @@ class DeclaredMethod(ABC, Generic[P, AwaitedT, BlockingT]):
 
     Args:
         make: makes the request of the parameters: its class, or a subclass.
-        returns: the type of the result of the asyncio client, as text.
         summary: the first line of its help (default: the operation's).
     """
 
@@ -334,9 +333,7 @@ async def _pages(
     limit: int | None,
     position: Fields,
 ) -> AsyncGenerator[AnswerPage[T]]:
-    """Yield the pages of one broker, up to a limit; None for no limit. The last may be longer,
-    where the broker keeps items together.
-    """
+    """Yield the pages of one broker, up to a limit. The last may be longer: items stay together."""
     left = limit
     following: Mapping[str, Any] | None = position
     while following is not None and left != 0:
@@ -397,10 +394,7 @@ def target(topic: str, channel: str | None = None) -> dict[str, str]:
 
 
 def id_text(message_id: str | bytes) -> str:
-    """Return the id of a message as text; those of the client's messages are bytes.
-
-    Raises ValueError: it is no id.
-    """
+    """Return the id of a message as text. Raises ValueError: it is no id."""
     text = message_id.decode("ascii", "replace") if isinstance(message_id, bytes) else message_id
     if not is_message_id(text):
         raise ValueError(f"{ID_RULE}: {text[:80]!r}")

@@ -261,20 +261,14 @@ class LookupAdmin(OperationGroup):
     """The lookup daemons: `Admin.lookup`. Without any, all is empty."""
 
     async def create_topic(self, topic: str) -> Answers[None]:
-        """Register a topic that no broker needs to have yet, so that consumers find no error.
-
-        Raises AdminError: no daemon did it.
-        """
+        """Register a topic that no broker has yet. Raises AdminError: no daemon did it."""
         http = self._http
         return await http.each(
             http.daemons, lambda url: http.post(url, "/topic/create", target(topic))
         )
 
     async def inactive_topics(self) -> dict[str, list[str]]:
-        """Return the topics that daemons know and no broker has, each with its channels.
-
-        Raises AdminError: no daemon answered.
-        """
+        """Return topics that no broker has, with their channels. Raises AdminError: no answer."""
         http = self._http
         if not http.daemons:
             return {}

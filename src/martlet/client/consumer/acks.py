@@ -141,9 +141,7 @@ class AckBatcher:
             self._schedule()
 
     def give_back_one(self, message_id: bytes, *, is_started: bool = True) -> None:
-        """Have the message delivered to others. Its delivery counts as an attempt only if the
-        application received it.
-        """
+        """Have the message redelivered; only if the application had it, that is an attempt."""
         if not self.are_extended:
             self.requeue(message_id, 0, backoff=False)
             return
@@ -156,9 +154,7 @@ class AckBatcher:
         return self._connection.max_attempts
 
     def started(self, message_id: bytes) -> None:
-        """Report at once that the handling of the message, and of all before it, has begun;
-        collected answers are written first.
-        """
+        """Report that the message, and all before it, are being handled; write answers first."""
         self.flush()
         self._connection.write(commands.started(message_id))
 
@@ -167,9 +163,7 @@ class AckBatcher:
         self.started(ids[-1].tobytes())
 
     def announce(self, message_id: bytes, on_known: OnDone) -> None:
-        """Report at once that the handling of a suspect is to begin. `on_known` is called when the
-        broker has answered, or the connection is lost.
-        """
+        """Report a suspect's start. `on_known` is called on the answer or a lost connection."""
 
         def answered(error: BaseException | None) -> None:
             # A broker of an earlier version has no such call, and has understood STARTED.
@@ -197,9 +191,7 @@ class AckBatcher:
         self._write(commands.requeue_array(ids, delay_ms))
 
     def give_back(self, ids: NDArray[np.void], *, is_started: bool = False) -> None:
-        """Have these messages delivered to others. Their delivery counts as an attempt only if the
-        application received them.
-        """
+        """Have messages redelivered; only if the application had them, that is an attempt."""
         self._count_requeued(ids, None)
         if not self.are_extended:
             self._write(commands.requeue_array(ids, 0))

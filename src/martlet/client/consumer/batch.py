@@ -26,11 +26,7 @@ Where = NDArray[np.bool_] | NDArray[np.integer[Any]] | list[int] | list[bool] | 
 
 
 class Decoded:
-    """The messages of a run.
-
-    Attributes:
-        count: the number of messages.
-    """
+    """The messages of a run."""
 
     def __init__(self, run: MessageRun) -> None:
         self.count = run.count

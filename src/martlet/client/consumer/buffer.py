@@ -301,10 +301,7 @@ class ReceiveBuffer(Waiters):
         return late
 
     def forget(self, answers: AckBatcher) -> list[NDArray[np.void]]:
-        """Drop the messages of a lost connection: they are redelivered on another.
-
-        Returns the ids of those that are still encoded, run by run.
-        """
+        """Drop the messages of a lost connection; return the ids of those encoded, run by run."""
         if self._current is not None and self._current.answers is answers:
             self._forget_current()
         dropped = [buffered.run.ids() for buffered in self._runs if buffered.answers is answers]
@@ -337,9 +334,7 @@ class ReceiveBuffer(Waiters):
             self._wake(1)  # Other runs may have waited for these.
 
     def next_batch(self, max_messages: int) -> Batch | None:
-        """Take the oldest messages of one connection, up to a maximum. None if there are none, or
-        not yet.
-        """
+        """Take the oldest messages of one connection; None if there are none, or not yet."""
         if self._isolation.holds_up and not self.ready:
             return None
         if self.rate_limit is not None and self.count():

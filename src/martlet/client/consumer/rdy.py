@@ -199,9 +199,7 @@ class RdyDistributor(Generic[C]):
             part.target = min(int(part.is_chosen), self.budget)
 
     def _divide(self, now_s: float) -> None:
-        """Give each its part; the lowest limits first, since any surplus above them goes to the
-        others.
-        """
+        """Give each its part, the lowest limits first: a surplus above them goes to others."""
         left = self.budget
         by_limit = sorted(self._parts.items(), key=lambda item: item[0].max_ready_count)
         for taken, (connection, part) in enumerate(by_limit):

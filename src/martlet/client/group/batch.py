@@ -96,9 +96,7 @@ class PulledColumns(Decoded):
     """Messages of one queue, in order.
 
     Attributes:
-        topic: the topic's name.
         place: their queue and its broker.
-        piece: their bytes.
     """
 
     def __init__(self, topic: str, place: QueueId, piece: FetchedChunk) -> None:

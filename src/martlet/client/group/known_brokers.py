@@ -83,10 +83,7 @@ class KnownBrokers:
             active.turn.set_result(None)
 
     def copies(self, reached: ReachedBroker) -> list[tuple[str, Connection]]:
-        """The connections to other processes that have the broker's id, with their addresses.
-
-        Such a process may have ended without a word, where its connection has not timed out yet.
-        """
+        """The connections to other processes with the broker's id, which may have ended."""
         assert reached.connection is not None
         features = reached.connection.features
         return [

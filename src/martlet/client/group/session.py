@@ -194,9 +194,7 @@ class PullSession(BrokerSession):
             self.mark_attempted()
 
     async def _refuse_copy(self, other: str, connection: Connection) -> None:
-        """Refuse a broker whose id another one has, which is still there: the group would consume
-        from one of them alone. Raises SubscribeRefused.
-        """
+        """Refuse a broker whose id a live one has. Raises SubscribeRefused."""
         try:
             async with asyncio.timeout(_COPY_TIMEOUT_S):
                 await connection.call("topic.describe", topic=self.settings.topic)

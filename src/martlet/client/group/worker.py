@@ -65,9 +65,7 @@ class PullWorker(BaseWorker[PulledMessage]):
                     message._held.finish(message)
 
     async def _handle_run(self, held: AssignedQueue) -> bool:
-        """Handle messages while the handler returns at once and the turn lasts. Returns whether all
-        were handled so.
-        """
+        """Handle messages while the handler returns at once. Returns whether all were."""
         queues, handler = self._ready_queues, self._handler
         monotonic, out, done = time.monotonic, PulledMessageState.OUT, PulledMessageState.DONE
         ready = held.begin_run()

@@ -69,8 +69,6 @@ class Accumulator:
 
     Attributes:
         on_room: called when a broker has answered and messages wait.
-        call_later: calls a function after a delay in seconds.
-        brokers: each broker's queue.
         pending_messages: the number published and not answered.
         retried_count: the number of messages to be sent again.
     """
@@ -337,9 +335,7 @@ class Accumulator:
     # Outcomes.
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
-        """Complete a broker's oldest batch, which is stored, though perhaps less safely than
-        wanted.
-        """
+        """Complete a broker's oldest batch, which is stored, perhaps less safely than wanted."""
         broker = batch.broker
         self._land(batch)
         broker.stored_count += batch.message_count

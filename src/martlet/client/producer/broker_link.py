@@ -34,12 +34,9 @@ class BrokerLink:
 
     Attributes:
         queue: the batches in flight at the broker that is there, or was last.
-        connection: None while there is none.
         is_active: whether the broker's batches are in flight on this connection.
-        on_up: called when it is connected.
         on_down: called when it is lost, after batches in flight were put back.
         refusal: the error of a broker that refuses this client.
-        on_refused: called when it has refused this client.
         health_when_down: the broker's health while there is no connection.
     """
 

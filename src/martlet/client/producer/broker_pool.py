@@ -40,9 +40,7 @@ class BrokerPool:
 
     Attributes:
         attempted: set once a broker is connected, or all refuse this client, or it is closed.
-        is_closed: whether the connections are closed, for good.
         refusal: the error of a broker, while all refuse this client permanently.
-        on_refused: called when that becomes so.
         on_connected: functions to call with each new connection to a broker.
     """
 
@@ -252,9 +250,7 @@ class BrokerPool:
         self.flush_soon()
 
     def _remove_unused(self, broker: InFlightQueue) -> None:
-        """Remove a broker without an address, unless one of its replicas may be found at another
-        one, where what it did not answer is repeated.
-        """
+        """Remove a broker without an address, unless a replica of it may still take its batches."""
         is_awaited = broker.has_replicas and broker.has_numbered
         if not is_awaited and all(link.queue is not broker for link in self.links):
             self._accumulator.remove_broker(broker)

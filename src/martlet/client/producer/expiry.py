@@ -16,7 +16,6 @@ class Expiry:
     """Fail messages without an answer in time, with one timer for all.
 
     Attributes:
-        count: messages that timed out.
         next_s: when the timer fires: not after the earliest deadline.
     """
 

@@ -202,10 +202,7 @@ def _result(fields: dict[str, Any], broker: str) -> SendResult:
 
 @dataclass(eq=False, slots=True)
 class InFlightQueue:
-    """One broker, as the accumulator sees it: batches in flight there, and messages waiting for it.
-
-    Its producer id is its own, since two addresses may lead to one broker that tells no id.
-    """
+    """One broker, as the accumulator sees it; it has a producer id of its own."""
 
     name: str
     """The address at which the broker is, or was last."""
@@ -264,10 +261,7 @@ class InFlightQueue:
         return bool(self._numbered)
 
     def has_room(self, pending: PendingPublish) -> bool:
-        """Return whether this may be sent now.
-
-        With nothing in flight everything may, or messages above a limit would wait for ever.
-        """
+        """Return whether this may be sent now; with nothing in flight everything may."""
         size_bytes = self.size_bytes
         limits = self.limits
         return not size_bytes or (

@@ -45,7 +45,6 @@ class KeyPinning:
         on_moved: called when messages have moved to another broker's queue.
 
     Attributes:
-        pins: where each key is pinned.
         unassigned: messages that wait while no broker is connected.
     """
 

@@ -175,10 +175,7 @@ def bodies_bytes(bodies: Sequence[bytes]) -> int:
 
 
 def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]]:
-    """Cut messages into pieces that fit a command.
-
-    From a lazy iterable, not many more are taken than the next piece needs.
-    """
+    """Cut messages into pieces that fit a command, taking few ahead of a lazy iterable."""
     max_bytes = limits.command_bytes
     max_count = min(limits.max_in_flight_messages, PIECE_MESSAGES)
     is_lazy = not isinstance(messages, (list, tuple))

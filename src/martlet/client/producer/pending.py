@@ -76,11 +76,9 @@ class PendingPublish:
     """Messages published together, and the future of their acknowledgement.
 
     Attributes:
-        size_bytes: their size in a command.
         future: gets the result of the first one; None from a PUB, MPUB or DPUB.
         deadline_s: when they time out, by the event loop's clock.
         order_key: messages of one key go to one broker and never overtake each other.
-        extras: beside the bodies; None for none.
         is_alone: whether they need a command of their own.
         trouble: their failed tries; None for none.
     """

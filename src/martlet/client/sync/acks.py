@@ -14,11 +14,7 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class PostedAnswers:
-    """Replace the answers of a message's connection: post answers to the loop.
-
-    Attributes:
-        answers: the connection's, for use in the event loop only.
-    """
+    """Replace the answers of a message's connection: post answers to the loop."""
 
     __slots__ = ("_thread", "answers", "is_handed_out")
 

@@ -25,9 +25,7 @@ _here = threading.local()
 
 
 def workers_here() -> list[_Worker]:
-    """The workers whose handlers run in this thread: none, or one, or more if a handler runs
-    others.
-    """
+    """The workers whose handlers run in this thread: several if a handler runs others."""
     if not hasattr(_here, "workers"):
         _here.workers = []
     workers: list[_Worker] = _here.workers

@@ -61,10 +61,7 @@ class BulkLoader:
         return Contribution(self.branch, self._message_count)
 
     async def features(self) -> Features:
-        """Return the broker's features, once it is connected.
-
-        Raises TransactionUnclear and NotSupported.
-        """
+        """Return the connected broker's features. Raises TransactionUnclear and NotSupported."""
         return await self._pinned.features(self.id)
 
     async def add(self, block: MessageBlock) -> None:

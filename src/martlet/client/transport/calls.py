@@ -39,11 +39,7 @@ class Calls:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
 
     def call(self, method: str, fields: Mapping[str, Any]) -> asyncio.Future[Answer]:
-        """Write a call. Returns a future of the answer.
-
-        Its exceptions are CallRefused, if the broker refused the call, and ConnectionLost, if it
-        did not answer; it may have done it or not.
-        """
+        """Write a call. Returns a future: CallRefused is not done, ConnectionLost is unknown."""
         number = next(self._numbers) % _MAX_NUMBERS
         data = commands.call(number, method, fields)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -93,8 +93,6 @@ class Connection(asyncio.BufferedProtocol):
     """A connection to a broker, identified and alive until ``lost`` is done.
 
     Attributes:
-        address: the broker's.
-        features: the answers to IDENTIFY and AUTH.
         lost: done once the connection is gone, with the reason.
         on_run: called with each run of messages on receipt.
         on_refusal: called when a finish, requeue or touch was too late.
@@ -221,9 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self._begin_call(method, fields)
 
     def call_then(self, on_done: OnDone, method: str, **fields: Any) -> None:
-        """Write a call at once. `on_done` is called when it is answered, with None or with
-        CallRefused, or when the connection is lost, with ConnectionLost.
-        """
+        """Write a call; `on_done` gets None, or CallRefused or ConnectionLost, when it is over."""
         if self.lost.done():
             self._loop.call_soon(on_done, self.lost.result())
         else:

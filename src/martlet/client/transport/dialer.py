@@ -45,8 +45,6 @@ class Dialer:
 
     Attributes:
         last_error: why there is no connection, after a failed attempt.
-        on_failure: called after each failed attempt.
-        on_connected, on_lost: called when a connection is established, and when it is lost.
     """
 
     def __init__(
@@ -126,11 +124,7 @@ class Dialer:
                 await self._hastened.wait()
 
     def hasten(self) -> None:
-        """Try again at once, and then often for as long as the longest delay.
-
-        Only once in that time, so that brokers that accept and close connections do not hasten each
-        other.
-        """
+        """Try again at once, and then often, but only once in the longest delay."""
         if self._hastened_for_s >= self._backoff.max_s:
             self._hastened_at_s = asyncio.get_running_loop().time()
             self._failures = 0

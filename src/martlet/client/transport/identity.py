@@ -154,14 +154,10 @@ class Features:
     """The broker's answers to IDENTIFY and AUTH.
 
     Attributes:
-        version: the broker's.
-        max_ready_count: the maximum ready count.
         message_timeout_ms: the time before an unanswered message is redelivered.
         max_message_timeout_ms: the maximum timeout, however often the message is touched.
         sample_rate: the percentage of messages that it delivers, 0 for all.
         tls, snappy, deflate: whether the connection switches to it.
-        deflate_level: of its deflate.
-        auth_required: whether it requires AUTH first.
         tls_version: such as ``TLSv1.3``; empty without TLS.
         auth_identity, auth_identity_url: this client, as the auth server knows it.
         extensions: the version of Martlet's extensions of the protocol, 0 for an NSQ broker.

@@ -8,10 +8,7 @@ from martlet.protocol.nsq.message_run import MessageRun
 
 
 def carry(run: MessageRun, block: Block, first: int) -> bool:
-    """Attach properties to a run, which begins at that message of the block.
-
-    Returns whether the block has no properties of later messages.
-    """
+    """Attach properties to a run at a message of the block; return whether none are left."""
     start, stop = block.numbers.searchsorted((first, first + run.count)).tolist()
     if start < stop:
         indexes = (block.numbers[start:stop] - first).tolist()

@@ -259,9 +259,7 @@ def _denied(status: int, message: str) -> HttpError:
 
 
 def route_of(path: str) -> str:
-    """Return the route below `V1` of a decoded path, as ``/v1/topics/:topic/messages``; any other
-    path as it is.
-    """
+    """Return the route below `V1` of a decoded path, as ``/v1/topics/:topic``; else the path."""
     if not path.startswith(V1):
         return path
     segments = path.split("/")

@@ -242,10 +242,7 @@ def _message(
 
 
 def _decoded(body: bytes, is_cut: bool) -> str:
-    """Return a body as text; of one that was cut, without the partial character at its end.
-
-    Raises UnicodeDecodeError.
-    """
+    """Return a body as text, without a cut character at its end. Raises UnicodeDecodeError."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:

@@ -249,10 +249,7 @@ class LogApi:
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
     def _records(self, queue: StoredQueue, offset: int, max_bytes: int) -> list[memoryview]:
-        """Return the log's bytes from the batch that holds an offset on; none if it has gone.
-
-        Adjacent records come as one piece.
-        """
+        """Return the log's bytes from the batch of an offset on; none if it has gone."""
         log, index = self._view().log, queue.index
         runs: list[tuple[int, int]] = []
         total = 0
@@ -276,10 +273,7 @@ class LogApi:
         return [view for view in views if view is not None]
 
     def _heads(self, queue: StoredQueue, offset: int, max_bytes: int) -> list[memoryview]:
-        """Return header and properties of the same batches, up to the same number of bytes.
-
-        A record with a damaged header gives the header alone.
-        """
+        """Return header and properties of the same batches; of a damaged one the header alone."""
         log, index = self._view().log, queue.index
         number, stop = index.find(offset), index.find(queue.visible_end)
         rows = index.rows(number, min(number + _ROWS_AT_A_TIME, stop))

@@ -68,10 +68,7 @@ class MetricsApi:
 
 
 class DebugApi:
-    """nsqd's ``/debug`` endpoints over this process.
-
-    Go's profiles below ``/debug/pprof`` are none: `martlet.server.http.server` answers 404 there.
-    """
+    """nsqd's ``/debug`` endpoints over this process, but for Go's profiles."""
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""

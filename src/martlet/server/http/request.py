@@ -113,9 +113,7 @@ class Request:
 
     @property
     def is_local(self) -> bool:
-        """Whether the client is on this machine: at a loopback address or a Unix socket, and no
-        proxy for another one.
-        """
+        """Whether the client is on this machine: by loopback or a Unix socket, and no proxy."""
         return is_local(self.raw.transport) and not any(map(self.headers, PROXIED))
 
     @property
@@ -138,9 +136,7 @@ class Request:
 
     @property
     def client_host(self) -> str:
-        """The client's host, also where another replica has forwarded the request; empty for one at
-        a Unix socket.
-        """
+        """The client's host, also of a forwarded request; empty for one at a Unix socket."""
         if self.is_vouched_for is not None:
             # That replica has added the client's to those of other proxies.
             return ",".join(self.headers("X-Forwarded-For")).rpartition(",")[2].strip()
@@ -148,9 +144,7 @@ class Request:
 
     @property
     def common_name(self) -> str | None:
-        """The name in the certificate that the client has shown; empty without one, None without
-        TLS.
-        """
+        """The name in the client's certificate; empty without one, None without TLS."""
         transport = self.raw.transport
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return None
@@ -170,9 +164,7 @@ class Request:
 
     @property
     def is_of_foreign_page(self) -> bool:
-        """Whether a browser sends it for a page of another site, or under a name that may be such a
-        page's: see `martlet.http_requests`.
-        """
+        """Whether a browser sends it for a page of another site: see `martlet.http_requests`."""
         request = self.raw
         if self.is_of_other_site:
             return True

@@ -48,10 +48,7 @@ def refuse(error: HttpError) -> web.Response:
 
 
 class ReadyText(web.StreamResponse):
-    """Status 200 and a short text, for a persistent connection of HTTP/1.1.
-
-    It keeps no state of a request, so one object serves all.
-    """
+    """Status 200 and a short text, for a persistent connection; one object serves all requests."""
 
     def __init__(self, text: str) -> None:
         super().__init__(headers=_TEXT_HEADERS)

@@ -65,9 +65,7 @@ def _obstacle(broker: BrokerCore) -> str:
 
 
 def when_settled(routes: Routes, commits: GroupCommit) -> Routes:
-    """Return endpoints of which those that change something answer once the flush mode's promise
-    holds for it.
-    """
+    """Return endpoints that answer a change once the flush mode's promise holds for it."""
     return {
         path: {
             method: endpoint

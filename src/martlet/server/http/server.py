@@ -289,9 +289,7 @@ class HttpServer:
         return methods
 
     def _meant(self, path: str) -> str:
-        """Return the path without redundant slashes and dots, in the case of the routes, with names
-        in it unchanged.
-        """
+        """Return the path without redundant slashes and dots, in the case of the routes."""
         clean = posixpath.normpath(path).replace("//", "/")
         for route in (clean.lower(), f"{clean.lower()}/"):
             if route in self._routes:

@@ -106,10 +106,7 @@ class EtcdStore:
             self._session = None
 
     async def _ask(self, path: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask the members of etcd in turn, until one answers. Raises StoreUnreachable.
-
-        A swap that is asked twice is applied once: the second one finds another version.
-        """
+        """Ask the members of etcd in turn. Raises StoreUnreachable."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)

@@ -147,9 +147,7 @@ class ReplyQueue:
         self._commits.forget(self)
 
     def _take(self, durable_position: int | None) -> tuple[bytes, bool]:
-        """Take the answers that may be sent now. Returns them, and whether the last is a refusal,
-        which ends the connection.
-        """
+        """Take the answers that may be sent now, and whether a refusal ends the connection."""
         due = self.due
         parts: list[bytes] = []
         reached = float("inf") if durable_position is None else durable_position

@@ -229,9 +229,7 @@ class EventLog:
         self._log.info(text, address, delay_ns, max_ns, max_ns)
 
     def _are_too_many(self, address: str) -> bool:
-        """Return whether this refusal is only counted, since the client had too many lately: a line
-        costs ten times as much as the refusal, and would fill the disk that the log is on.
-        """
+        """Return whether a refusal is only counted, since the client had too many lately."""
         now_ns = self._broker.clock()
         refusals = self._refusals.get(address)
         if refusals is None or now_ns >= refusals.until_ns:

@@ -335,9 +335,7 @@ def ready_metric(is_ready: bool) -> str:
 
 
 def process_metrics(lag: LoopLag) -> str:
-    """Return the versions, the lag of the event loop, and the metrics of the process under the
-    names of Prometheus's client libraries.
-    """
+    """Return versions, the loop's lag, and the metrics of Prometheus's client libraries."""
     build = "martlet_build_info"
     versions = {"version": __version__, "python": platform.python_version()}
     with open("/proc/self/stat", encoding="ascii") as file:

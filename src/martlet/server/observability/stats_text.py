@@ -70,9 +70,7 @@ async def report_json(
     tail: Report,
     pace: TimeSlice,
 ) -> str:
-    """Return the report as JSON, of topics that are JSON already: nsqd's fields in nsqd's order,
-    and then Martlet's own.
-    """
+    """Return the report as JSON, of topics that are JSON already, in nsqd's order of fields."""
     clients = await _clients_json(producers or None, pace)
     fields = {
         "topics": "null" if topics is None else f"[{','.join(topics)}]",

@@ -110,9 +110,7 @@ class Statsd:
             yield self._gauge(f"{name}.e2e_processing_latency_{percent}", item["value"])
 
     def topic_lines(self, topic: Report) -> Iterator[str]:
-        """Return the lines of a topic and its channels, from a report of
-        `martlet.server.observability.stats`.
-        """
+        """Return the lines of a topic and its channels, from their report in ``/stats``."""
         if not self._is_reported(topic["topic_name"]):
             return
         name = f"topic.{topic['topic_name']}"
@@ -193,9 +191,7 @@ async def _counts(stats: StatsSource, statsd: Statsd, options: BrokerOptions) ->
 
 
 async def _open(address: str) -> asyncio.DatagramTransport:
-    """Open a socket whose packets go to an address. Raises OSError, and ValueError for a bad
-    address.
-    """
+    """Open a socket to an address. Raises OSError, and ValueError for a bad address."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError("it is no <addr>:<port>")

@@ -47,10 +47,7 @@ _FIRST_FRAME_S = 5.0
 
 
 class LinkOwner(Protocol):
-    """The process at one end of the connections.
-
-    What it keeps of a frame's body it copies: the next bytes are received into the same buffer.
-    """
+    """The process at one end of the connections; it copies what it keeps of a frame's body."""
 
     links: set[ReplicaLink]
     """The links that have sent a frame, or that this process has opened."""
@@ -272,9 +269,7 @@ def hand_to(
     protocol: asyncio.BaseProtocol,
     received: bytes | bytearray = b"",
 ) -> None:
-    """Give a connection to another protocol, with what was received before, and call its
-    ``connection_made``.
-    """
+    """Give a connection, with what was received before, to another protocol."""
     # uvloop chooses how it reads when reading begins.
     transport.pause_reading()
     transport.set_protocol(protocol)

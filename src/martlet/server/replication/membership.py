@@ -129,9 +129,7 @@ class SetMembership:
             await asyncio.wait([self._ended], timeout=_POLL_S)
 
     async def find_broker_id(self) -> str:
-        """Wait until the broker is known whose replica a new data folder becomes. Returns its id;
-        an empty one when the replica is to stop.
-        """
+        """Wait until the broker of a new data folder is known; return its id, empty at the stop."""
         initial = next(iter(self._options.initial_addresses), "")
         waiting = ""
         while not self._ended.done():
@@ -166,9 +164,7 @@ class SetMembership:
     # the document
 
     async def poll(self, replica: Replica) -> Seen | None:
-        """Read the document and the presences, and keep the document. Returns None where they
-        could not be read.
-        """
+        """Read and keep the document and the presences. Returns None where that failed."""
         try:
             seen = await self._store.read()
             if await self._keep_document(replica, seen):
@@ -211,10 +207,7 @@ class SetMembership:
             return False
 
     async def _create(self, replica: Replica) -> bool:
-        """Make the replica set from this replica's log, where an operator wants that.
-
-        Raises SwapUnclear.
-        """
+        """Make the set from this replica's log if an operator wants it. Raises SwapUnclear."""
         options = self._options
         addresses = options.initial_addresses
         if next(iter(addresses), "") != self._name or replica.note.pledged:

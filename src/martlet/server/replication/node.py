@@ -575,9 +575,7 @@ class ReplicaNode:
         self, log_lost: Callable[[str, str, int, int, str], None],
         topic: str, channel: str, first: int, end: int, reason: str,
     ) -> None:  # fmt: skip
-        """The primary cannot read messages. It steps down if another replica may have them, so that
-        its log is repaired. Until then nothing is written, so no cursor passes over them.
-        """
+        """The primary cannot read messages: it steps down if a replica may have them."""
         primary, now_s = self.replica.primary, time.monotonic()
         if (
             primary is None

@@ -150,10 +150,7 @@ class Operations:
         return await self._change(removed)
 
     async def hand_over(self, name: str = "") -> ReplicaSet:
-        """Make another replica the primary: a named one, or the one with the most of the log.
-
-        Raises OperationRefused.
-        """
+        """Make another replica the primary: a named one, or the best. Raises OperationRefused."""
         chosen = name
 
         def ordered(seen: Seen) -> ReplicaSet:

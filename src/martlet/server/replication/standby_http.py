@@ -185,10 +185,7 @@ class Forwarder:
             raise
 
     def epoch_began(self, epoch: int) -> None:
-        """End the requests to the primary of an earlier epoch, which may hang.
-
-        One that is not connected yet goes on: `open_splice` refuses such a primary.
-        """
+        """End the requests to the primary of an earlier epoch, which may hang."""
         for task, epoch_of_primary in self._asking.items():
             if epoch_of_primary is not None and epoch_of_primary < epoch:
                 task.cancel()

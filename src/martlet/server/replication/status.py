@@ -163,9 +163,7 @@ class ReplicaStatus:
         }
 
     def http_addresses(self) -> list[str]:
-        """Return the HTTP addresses of the replicas that have announced one; of a dead replica the
-        last that it had.
-        """
+        """Return the last known HTTP addresses of the replicas, also of dead ones."""
         seen = self._node.replica.seen
         replica_set = seen.replica_set if seen is not None else None
         names = replica_set.replicas if replica_set is not None else {}

@@ -162,10 +162,7 @@ class CallArguments:
 
 
 def deliver_at_ns(arguments: CallArguments, now_ns: int, max_delay_ns: int) -> int:
-    """Return the argument ``deliver_at_ms`` in nanoseconds: 0 for now or a time in the past.
-
-    Raises CallError.
-    """
+    """Return ``deliver_at_ms`` in nanoseconds: 0 for now or a past time. Raises CallError."""
     at_ms = arguments.number("deliver_at_ms", 0, max_value=LATEST_MS)
     at_ns = at_ms * MILLISECOND_NS
     if at_ns > now_ns + max_delay_ns:

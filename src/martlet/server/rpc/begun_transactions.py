@@ -88,9 +88,7 @@ def _sequence_of(arguments: CallArguments) -> CommitSequence | None:
 
 
 def begin_open(transactions: Transactions, transaction_id: str, arguments: CallArguments) -> None:
-    """Begin a transaction that messages are added to at once. Raises TransitionRefused if it has
-    ended.
-    """
+    """Begin a transaction, which must be open. Raises TransitionRefused if it has ended."""
     state = begin(transactions, transaction_id, arguments, is_recorded=False)
     if state is not TransactionState.OPEN:
         raise TransitionRefused(f"transaction {transaction_id!r} is {state}", state)

@@ -39,9 +39,7 @@ class DelayCalls:
         return {**served(LIST, self.list), **served(CANCEL, self.cancel)}
 
     async def list(self, caller: Caller, request: ListDelayed) -> DelayedPage:
-        """List the delayed messages of a topic. A batch sent as one is listed as one, so there may
-        be more messages than the limit.
-        """
+        """List the delayed messages of a topic; a batch may go beyond the limit."""
         delays = self._broker.delays
         topic = self._broker.find_topic(request.topic)
         behind = ListingPosition(*map(int, request.behind.split("-"))) if request.behind else None
@@ -59,9 +57,7 @@ class DelayCalls:
         )
 
     def cancel(self, caller: Caller, request: CancelDelayed) -> Cancelled:
-        """Cancel delayed messages. Answers which of them were waiting and are cancelled; the others
-        are unknown, delivered, or cancelled already.
-        """
+        """Cancel delayed messages. Answers which of them were waiting and are cancelled."""
         topic = self._broker.find_topic(request.topic)
         ids = list(map(str, request.ids or (request.id,)))
         cancelled = self._broker.delays.cancel(topic, [one.encode() for one in dict.fromkeys(ids)])

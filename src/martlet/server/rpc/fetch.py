@@ -220,10 +220,7 @@ class FetchCalls:
 
 
 def _start(part: Topic, channel: Channel | None) -> int:
-    """Return the first offset that may be fetched.
-
-    Messages that a group has not committed are there, though later ones may be gone.
-    """
+    """Return the first offset that may be fetched; what a group has not committed is there."""
     start = min(part.queue.start_offset, part.limit)
     return start if channel is None else min(start, channel.cursor.next)
 
@@ -283,9 +280,7 @@ def part_of(topic: Topic, arguments: CallArguments) -> Topic:
 
 
 def offset_since(part: Topic, time_ms: int) -> tuple[int, bool]:
-    """Return the first offset stored at or after a time, and whether earlier ones since then have
-    gone.
-    """
+    """Return the first offset since a time, and whether earlier ones since then have gone."""
     try:
         return min(offset_at(part, time_ms * 1_000_000), part.limit), False
     except OutOfReach:

@@ -167,10 +167,7 @@ class CallRegistry:
     def begin(
         self, caller: Caller, method: str, fields: Mapping[str, object]
     ) -> Answer | Coroutine[Any, Any, Answer]:
-        """Run a method up to its first wait, or, if it has none, until its answer has to wait.
-
-        Raises CallError.
-        """
+        """Run a method up to its first wait, or until its answer has to wait. Raises CallError."""
         function = self.methods.get(method)
         if function is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")

@@ -145,10 +145,7 @@ class HandlerPool:
         raise HandlerFailed(f"in a process:\n{outcome.text}")
 
     def _submit(self, view: object, *, is_alone: bool) -> Future[_Failure | bytes | None]:
-        """Submit the message to a process.
-
-        A pool that broke while idle is replaced: no message caused that.
-        """
+        """Submit the message to a process; a pool that broke while idle is replaced."""
         try:
             return self._executor.submit(_handle_there, self._handler, view)
         except BrokenProcessPool:

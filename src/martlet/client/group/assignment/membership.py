@@ -210,9 +210,7 @@ class BrokerMembership(PullSession):
         runs: Sequence[tuple[int, int]],
         on_known: OnKnown | None,
     ) -> None:
-        """Report started messages: written before the handler begins, without waiting, or answered
-        before a suspect begins.
-        """
+        """Report started messages without waiting; wait for the answer before a suspect begins."""
         connection, member = self.connection, self._member
         queue = held.id.queue
         if connection is None or member is None or self.held.get(queue) is not held:

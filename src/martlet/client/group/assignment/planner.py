@@ -127,9 +127,7 @@ class Planner:
         self._views.pop(member, None)
 
     async def _volunteer(self, members: Sequence[BrokerMembership], is_again: bool) -> None:
-        """Report the consumer's number of brokers to those that have an older one; or to all, since
-        one may have chosen another leader.
-        """
+        """Report the consumer's number of brokers to those that have an older one, or to all."""
         count = len(self._seen_s.keys() - self._alone)
         if not self._choice.is_own and (count < 2 or self._choice.name == "by-config"):
             count = 0  # Each broker assigns its queues as well alone.

@@ -247,9 +247,7 @@ class AssignedQueue:
         self._ready_queues.add(self)
 
     def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
-        """Note the broker's failure counts of messages by which members were lost; None if it does
-        not count them.
-        """
+        """Note how many members were lost with each message; None if the broker does not count."""
         if failures is None:
             self.starts = None
         elif self.say_started is not None:
@@ -299,9 +297,7 @@ class AssignedQueue:
         return ready
 
     def leave_run(self) -> None:
-        """End the run, if there is one: the message being handled is one by itself from now on, and
-        those behind it are to be handed out.
-        """
+        """End the run, if any: its current message stands alone, those behind it are handed out."""
         if self.run is None:
             return
         (first, count), self.run = self.run, None
@@ -337,9 +333,7 @@ class AssignedQueue:
         return self.starts is not None and self.position in self.starts.charged
 
     def announce(self, on_known: OnKnown) -> None:
-        """Report that the handling of the next message, a suspect, is to begin. `on_known` is
-        called when the broker has answered.
-        """
+        """Report that a suspect is to begin; `on_known` is called when the broker has answered."""
         assert self.starts is not None
         self._announced = self.position
         self.starts.announce(self._announced, on_known)

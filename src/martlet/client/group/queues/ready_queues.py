@@ -48,10 +48,7 @@ class ReadyQueues(Waiters):
             self._wake(1)
 
     async def message(self, *, in_order: bool = False) -> PulledMessage | None:
-        """Take the next message; None at the end.
-
-        With ``in_order`` skip queues that have a message taken this way in a handler.
-        """
+        """Take the next message; None at the end. `in_order` skips queues with one in a handler."""
         while not self.is_closed:
             if time.monotonic() > self.turn_ends_at_s:
                 await self.rest()
@@ -89,9 +86,7 @@ class ReadyQueues(Waiters):
         return None
 
     def run_now(self, in_order: bool) -> AssignedQueue | None:
-        """Take the queue whose turn it is, for a run of its messages; None if there may be none:
-        with a limit of the rate each message is taken by itself.
-        """
+        """Take the queue whose turn it is, for a run; None without one, or with a rate limit."""
         queues = self._queues
         if not queues or self.is_closed or self._is_alone or self.rate_limit is not None:
             return None
@@ -113,10 +108,7 @@ class ReadyQueues(Waiters):
         self._wake(1)
 
     async def batch(self, max_count: int, wait_s: float = 0.0) -> PulledBatch | None:
-        """Take the next messages of one queue, up to a maximum; None at the end.
-
-        ``wait_s`` is the maximum wait for the batch to fill.
-        """
+        """Take the next messages of one queue within `wait_s`, up to a maximum; None at the end."""
         while not self.is_closed:
             allowed = self._allowed(max_count)
             held = self._next(False) if allowed else None

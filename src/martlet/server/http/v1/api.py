@@ -230,10 +230,7 @@ class HttpApi:
     async def _read_receipts(
         self, request: Request, *optional: str
     ) -> tuple[Channel | PartitionedChannel, list[object], Mapping[str, object]]:
-        """Return the channel of a request that acknowledges, its receipts and all its fields.
-
-        Raises HttpError.
-        """
+        """Return the channel, receipts and fields of an acknowledgement. Raises HttpError."""
         topic, channel = valid_names(request)
         only_arguments(request, ())
         require_media_type(request, JSON)

@@ -233,10 +233,7 @@ class MessagePublisher:
     def _stage(
         self, name: str, messages: list[MessageToPublish]
     ) -> tuple[list[StoredRun], Exception | None]:
-        """Stage messages, those for one queue and time that follow each other together.
-
-        Returns also the error that refused the rest. Raises HttpError, where nothing is stored.
-        """
+        """Stage messages; return what refused the rest. Raises HttpError: none is stored."""
         broker = self._broker
         runs: list[StoredRun] = []
         try:
@@ -275,9 +272,7 @@ class MessagePublisher:
         )
 
     async def _status(self, runs: list[StoredRun], waits: bool) -> PutStatus:
-        """Wait until the messages are as safe as a PUB that is answered OK, or as long as a SEND
-        does. Returns the status.
-        """
+        """Wait until the messages are as safe as a PUB answered OK, within a SEND's limit."""
         if not waits:
             self._broker.commit()
             return PutStatus.OK
