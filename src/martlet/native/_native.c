@@ -453,18 +453,17 @@ static int fail(Call *call, const Lone *lones, int count)
 }
 
 /* Reads what a connection has received, and handles it. A PUB is put into `lones`. */
-static int serve_one(Call *call, PyObject *connection)
+static int serve_one(Call *call, PyObject *connection, int fd)
 {
     ONLY_IF(connection, brief, Py_True); /* not if it closes, or its output is full */
-    GET(input, connection, input); GET(output, connection, output); INT(fd, output, fd);
-    ONLY_IF(input, waits, Py_False);
+    GET(input, connection, input); ONLY_IF(input, waits, Py_False);
     int whole = is(input, n_own, Py_None), done; TRY(whole);
     Py_buffer into = call->received;
     if (!whole) { /* behind the beginning of a command */
         LET(view, PyObject_CallMethod(connection, "get_buffer", "i", -1));
         TRY(PyObject_GetBuffer(view, &into, PyBUF_WRITABLE));
     }
-    ssize_t length = recv((int)fd, into.buf, (size_t)into.len, MSG_DONTWAIT);
+    ssize_t length = recv(fd, into.buf, (size_t)into.len, MSG_DONTWAIT);
     int error = errno;
     if (!whole) PyBuffer_Release(&into);
     if (length == 0 || (length < 0 && (error == EAGAIN || error == EINTR || error == EBADF)))
@@ -474,7 +473,7 @@ static int serve_one(Call *call, PyObject *connection)
         TRY(done = read_lone(call, connection, length, lone));
         if (done && length <= MAX_INPUT_BYTES - call->input_bytes) {
             uint8_t *input = memcpy(call->inputs + call->input_bytes, lone->input, (size_t)length);
-            lone->output = output;
+            GET(output, connection, output); lone->output = output;
             lone->body += input - lone->input; lone->input = input;
             call->input_bytes += (int)length;
             call->lone_count++;
@@ -497,7 +496,7 @@ static int serve_event(Call *call, struct epoll_event *event)
     if (found == NULL || event->events != EPOLLIN)
         return PyErr_Occurred() ? -1 : ELSEWHERE;
     Lone only = {.connection = Py_NewRef(found)};
-    int result = serve_one(call, found);
+    int result = serve_one(call, found, event->data.fd);
     result = result < 0 ? fail(call, &only, 1) : result == 0 ? ELSEWHERE : result;
     Py_DECREF(found);
     return result;

@@ -88,7 +88,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     """The connection of one client.
 
     Args:
-        context: what the connections share.
         remote_address: of a client that another replica has accepted.
         is_vouched_for: whether that replica says that the client is an operator.
     """
@@ -237,9 +236,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.output.transport.abort()
 
     def break_off(self, error: Exception) -> None:
-        """Close at once: an unforeseen error has left something of the connection undone, and its
-        client would wait for an answer for ever.
-        """
+        """Close at once after an unforeseen error, or the client would wait for ever."""
         self._begin_close()
         asyncio.get_running_loop().call_exception_handler(
             {
@@ -306,7 +303,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                         break
         except Exception as error:
             self._stop_input(error)
-        if not self.closing:
+        if (at < end or received.own is not None) and not self.closing:
             received.keep(buffer, at, end, self.decoder.wanted_bytes)
 
     def _handle(self, command: v2.Command) -> Outcome:
