@@ -84,7 +84,7 @@ class Ledger:
             if not self._store.create(_PLAN, json.dumps(fields, indent=1).encode()):
                 raise JobFailed(f"another replay has just begun in {self._location}")
         else:
-            fields = self._read_json(_PLAN, kept)
+            fields = self._read_json(_PLAN, kept, "name", "terms", "start", "end")
             changed = [name for name, value in terms.items() if fields["terms"].get(name) != value]
             if changed:
                 raise JobFailed(
@@ -99,12 +99,12 @@ class Ledger:
         kept = self._store.read(_STEP)
         if kept is None:
             return None
-        fields = self._read_json(_STEP, kept)
+        fields = self._read_json(_STEP, kept, "number", "start", "end")
         step = ReplayStep(fields["number"], flatten(fields["start"]), flatten(fields["end"]))
         # Older versions wrote only the number and the positions.
         return ReplayProgress(step, fields.get("is_done", False), fields.get("sent_count", 0))
 
-    def _read_json(self, name: str, content: bytes) -> dict[str, Any]:
+    def _read_json(self, name: str, content: bytes, *keys: str) -> dict[str, Any]:
         try:
             fields = json.loads(content)
         except ValueError as error:
@@ -113,7 +113,7 @@ class Ledger:
                 " replay: without it, messages would be sent again. Restore it from a copy, or give"
                 " the replay another --checkpoint"
             ) from None
-        if not isinstance(fields, dict):
+        if not isinstance(fields, dict) or not fields.keys() >= set(keys):
             raise JobFailed(f"{self._store.path(name)} is not a file of a replay")
         return fields
 
