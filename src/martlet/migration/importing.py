@@ -80,7 +80,9 @@ def opened(
             Clock(),
             random.SystemRandom(),
             segment_bytes=segment_bytes,
-            on_lost=lambda *what: findings.unreadable(f"in Martlet's own log: {what}"),
+            on_lost=lambda topic, channel, first, end, why: findings.unreadable(
+                f"in Martlet's own log: offsets {first} to {end - 1} of topic {topic!r}: {why}"
+            ),
         )
         _record_findings(restored, findings)
         yield broker, storage

@@ -324,7 +324,7 @@ def _name(name: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
     """Format a value for a table."""
     if value is None:
         return ""
@@ -344,7 +344,7 @@ def _is_number(value: object) -> bool:
 
 
 _ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_ENVIRONMENT.filters["cell"] = _cell
+_ENVIRONMENT.filters["cell"] = cell
 _ENVIRONMENT.filters["visible"] = visible
 _ENVIRONMENT.tests["a_number"] = _is_number
 _ENVIRONMENT.tests["a_time"] = lambda value: isinstance(value, datetime)

@@ -95,8 +95,9 @@ class Run:
         self.spark = spark
         self.meter = meter or Meter()
         self.stopping = stopping or threading.Event()
-        # Off a terminal no table is cut to a terminal's width.
-        self.console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+        # Off a terminal no table is cut to a terminal's width. Cells are texts of strangers.
+        width = None if sys.stdout.isatty() else _PIPED_WIDTH
+        self.console = Console(width=width, markup=False, emoji=False)
 
     def say(self, line: str) -> None:
         """Print a line on standard output."""

@@ -448,6 +448,20 @@ def test_a_finding_names_the_log_if_there_are_several_brokers() -> None:
     assert "in the log of" not in replace(audit, logs=logs[1:]).text()
 
 
+def test_a_time_beyond_the_last_bound_is_valid_json() -> None:
+    line = CountLine("t", "c", 0)
+    line.buckets[-1] = 1
+    audit = Audit([line], [], [], 0)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    fields = json.loads(audit.json(), parse_constant=refuse)
+    assert [rows[0]["p99_ms"] for rows in (fields["totals"], fields["hours"])] == [None, None]
+    assert fields["hours"][0]["within_ms"] == {"more": 1}
+    assert ">2h" in audit.text()
+
+
 def test_an_unreadable_checkpoint_is_a_note_and_no_loss() -> None:
     log = LogSummary(
         "b", "/data/b", 1, 1, 1, 1, 1, 0, 0, is_whole=False, trouble="the checkpoint is damaged"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from rich.table import Table
 
 from martlet.pipeline import job as module
 from martlet.pipeline.job import FAILED, OK, WRONG, Job, Run, WrongQuery, carry_out
@@ -95,3 +96,14 @@ def test_a_metrics_address_that_is_taken_is_named(capsys: pytest.CaptureFixture[
         job = Job("measured", "", JobOptions, lambda _options, _run: OK)
         assert carry_out(job, JobOptions(metrics_address=address)) == FAILED
     assert f"--metrics-address={address} cannot be bound: " in capsys.readouterr().err
+
+
+def test_a_table_shows_what_strangers_wrote_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    values = ("[errno 5] gone", "[/b]", ":warning:")
+    table = Table(box=None)
+    for value in values:
+        table.add_column(value)
+    table.add_row(*values)
+    Run(None).console.print(table)  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert [value for line in lines for value in values if value in line] == [*values, *values]

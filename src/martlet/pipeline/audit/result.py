@@ -194,14 +194,15 @@ class Audit:
                 "doubled": self.doubled,
                 "is_lossy": self.is_lossy,
                 "verdict": self.verdict,
-                "totals": self.totals(),
-                "hours": self.rows(),
+                "totals": _finite(self.totals()),
+                "hours": _finite(self.rows()),
                 "findings": [_finding_fields(finding) for finding in self.findings],
                 "logs": [asdict(log) for log in self.logs],
                 "took_s": round(self.took_s, 3),
                 "changed": self.changed,
             },
             indent=2,
+            allow_nan=False,
         )
 
     # as a page
@@ -258,6 +259,14 @@ def _row(
         "p99_ms": quantile_ms(buckets, _QUANTILES[1]),
         "within_ms": {_bound(number): int(count) for number, count in enumerate(buckets) if count},
     }
+
+
+def _finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put null for a quantile beyond the last bound: JSON has no infinity."""
+    return [
+        {name: None if value == float("inf") else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _bound(number: int) -> str:

@@ -18,7 +18,7 @@ from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
 from martlet.pipeline.topics import with_fields
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.options import ReadOptions
-from martlet.text import counted
+from martlet.text import counted, visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +139,7 @@ def _cell(value: object) -> str:
         return f"{value:,}"
     if hasattr(value, "isoformat"):
         return str(value.isoformat(sep=" ", timespec="seconds"))
-    return str(value)
+    return visible(str(value))
 
 
 JOB = Job(

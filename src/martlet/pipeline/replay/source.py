@@ -7,6 +7,7 @@ messages between two positions as a table with the columns of the Spark source.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from martlet.pipeline.archive.partition import LONG
 from martlet.pipeline.job import JobFailed, query_errors_as
 from martlet.pipeline.replay.options import ReplayJobOptions
 from martlet.spark.brokers.brokers import QueryBrokers
@@ -29,6 +31,8 @@ Position = dict[QueueKey, int]
 _SENT = ("value", "key", "headers", "tag", "keys")
 _ORIGIN = ("broker", "topic", "partition", "offset")
 _NANOSECONDS = 1e9
+_SHORTENED = re.compile(r"~[0-9a-f]{32}/")
+"""In the path of a file whose folder has a shortened value."""
 
 
 class ReplaySource(ABC):
@@ -118,7 +122,7 @@ class ArchiveReplaySource(ReplaySource):
         self._start = parse_bound("--start", options.start)
         self._end = parse_bound("--end", options.end)
         with query_errors_as(f"--from-archive={options.from_archive}"):
-            rows = spark.read.parquet(options.from_archive)
+            rows = _read_archive(options.from_archive, spark)
         if "_offset" in rows.columns:
             # A field that has the name of a column of the source is still in the body.
             taken = {*_ORIGIN, "timestamp", *_SENT}
@@ -130,8 +134,11 @@ class ArchiveReplaySource(ReplaySource):
                 f"--from-archive={options.from_archive} is not an archive of messages: it has no"
                 f" column {', '.join(missing)}"
             )
-        # Spark infers a number for the folder of a topic with a numeric name.
-        self._messages = rows.withColumn("topic", rows["topic"].cast("string"))
+        topic = F.col("topic")
+        if dict(rows.dtypes)["topic"] != "string":
+            # Spark infers a number or a date for the folder of a topic of such a name.
+            topic = F.regexp_extract("_metadata.file_path", "/topic=([^/]+)/", 1)
+        self._messages = rows.withColumn("topic", topic)
 
     def bounds(self) -> tuple[Position, Position]:
         """Find the first and the last offset of each queue within the bounds."""
@@ -153,6 +160,20 @@ class ArchiveReplaySource(ReplaySource):
 
         queues = [_within(key, first, end[key]) for key, first in start.items() if first < end[key]]
         return self._messages.where(reduce(or_, queues) if queues else F.lit(False))
+
+
+def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
+    """Read the files of an archive, with the full values of shortened partition columns."""
+    from pyspark.sql import functions as F
+
+    rows = spark.read.parquet(folder)
+    if any(_SHORTENED.search(file) for file in rows.inputFiles()):
+        # Only the files in these folders have columns for the full values.
+        rows = spark.read.option("mergeSchema", True).parquet(folder)
+        for name in [name for name in rows.columns if name.startswith(LONG)]:
+            short = name.removeprefix(LONG)
+            rows = rows.withColumn(short, F.coalesce(name, short)).drop(name)
+    return rows
 
 
 def _within(key: QueueKey, start: int, end: int) -> Column:

@@ -9,10 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
+from martlet.pipeline import html_page
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of, percentile_name
+from martlet.text import visible
 
 _CONSOLE_ROWS = 10
 _PAGE_ROWS = 50
@@ -158,18 +160,10 @@ def _plain(value: object) -> object:
 
 def cell(value: object) -> str:
     """Format a value for a table."""
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S}"
-    if isinstance(value, float):
-        return f"{value:,.3f}".rstrip("0").rstrip(".")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return visible(value.decode(errors="replace"))
     if isinstance(value, list):
         return ", ".join(cell(entry) for entry in value)
     if isinstance(value, dict) and value.keys() == {"item", "count"}:
         return f"{cell(value['item'])} ({cell(value['count'])})"
-    return str(value)
+    return str(value) if isinstance(value, bool) else html_page.cell(value)
