@@ -13,11 +13,7 @@ TLS_NAMES = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsVerify")
 
 
 def spelled_options(raw: Mapping[str, str], names: Sequence[str], user: str) -> dict[str, str]:
-    """Spell the names of options as in `names`; users may write them in any case.
-
-    Raises:
-        ValueError: `user`, the source or the sink, has no such option.
-    """
+    """Spell options, whose names may be of any case, as in `names`. Raises ValueError."""
     spelled = {name.lower(): name for name in names}
     if "lookup" in spelled:
         spelled["lookupaddresses"] = "lookup"  # Its name in versions before 0.2.

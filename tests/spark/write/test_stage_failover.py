@@ -20,8 +20,7 @@ from tests.spark.stored import rows_at, values_of
 
 from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
-from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
-from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.options import BatchId, CommitMessage, WriteFailed, WriteOptions
 from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
 from martlet.spark.write.sink import StreamWriter
 from martlet.testing import BrokerProcess

@@ -51,13 +51,11 @@ class OperatorToken:
     """An operator's token, and which brokers get it."""
 
     path: str = ""
-    """The file with the token, read for each request so that a new token is used; empty for none.
-    """
+    """The file with the token, read for each request; empty for none."""
     named: frozenset[str] = frozenset()
     """The addresses that the user has given."""
     trusted: tuple[str, ...] = ()
-    """Which brokers get it although a lookup daemon alone names them, as
-    `martlet.http_requests.TrustedBrokers` has it."""
+    """Which brokers get it although a lookup daemon alone names them; see `TrustedBrokers`."""
 
     @classmethod
     def checked(cls, path: str, named: Iterable[str], trusted: Iterable[str]) -> OperatorToken:
@@ -82,11 +80,7 @@ class OperatorToken:
         return not TrustedBrokers(self.trusted).has(broker)
 
     def headers(self, address: str) -> dict[str, str]:
-        """The headers of a request with it; none for a broker that does not get it.
-
-        Raises:
-            OSError: the file has no token.
-        """
+        """The headers with it; none for a broker that does not get it. Raises OSError."""
         return {} if self.is_withheld(address) else token_headers(self.path, TOKEN_OPTION)
 
 
@@ -109,7 +103,6 @@ class SparkTls:
     key_file: str = ""
     """`cert_file` and `key_file`: the client certificate and its key; empty for none."""
     verify: bool = True
-    """Whether to verify a broker's certificate and its host name."""
 
     @classmethod
     def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> SparkTls:

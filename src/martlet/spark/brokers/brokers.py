@@ -12,6 +12,7 @@ has never answered may be that of a dead replica, and only is if another replica
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -72,7 +73,7 @@ class QueryBrokers:
             )
             for address in options.lookup_addresses
         ]
-        self._lookups_asked_at_s: float | None = None
+        self._lookups_asked_at_s = -math.inf
         self._has_polled = False
         self._ends: dict[QueueKey, int] = {}
         """Of the queues of brokers with replicas: the furthest end that any of them has named."""
@@ -158,10 +159,9 @@ class QueryBrokers:
         return poll.request is None or poll.request.done() or self._is_replaced(poll, patient=True)
 
     def _is_replaced(self, poll: BackgroundPoll[Listing], *, patient: bool) -> bool:
-        """Whether another replica of the same broker answers in place of an address.
-
-        In place of one that has never answered it has to be the primary, if that can be awaited:
-        standbys may not know the end of the log.
+        """Whether another replica of the same broker answers in place of an address: of one that
+        has never answered the primary, if it can be awaited, as standbys may not know the log's
+        end.
         """
         if not patient or poll.latest is not None:
             return self._answers_elsewhere(poll)
@@ -238,11 +238,9 @@ class QueryBrokers:
         return polls
 
     def _answers_elsewhere(self, poll: BackgroundPoll[Listing]) -> bool:
-        """Whether another replica of the same broker answers."""
         return any(not other.is_silent for other in self._other_replicas(poll))
 
     def _other_replicas(self, poll: BackgroundPoll[Listing]) -> list[BackgroundPoll[Listing]]:
-        """The replicas of the same broker that have answered."""
         return [
             other
             for other in self._polls.values()
@@ -256,11 +254,7 @@ class QueryBrokers:
         ]
 
     def require_topics(self, seen: Seen) -> None:
-        """Check that each topic of the query exists.
-
-        Raises:
-            NoSuchTopicError: one does not; the text names the topics that do.
-        """
+        """Check that each topic of the query exists. Raises NoSuchTopicError, which names some."""
         topics = self._topics
         missing = [repr(t) for t in topics.names if not any(key.topic == t for key in seen)]
         if topics.pattern is not None and not seen:
@@ -275,7 +269,6 @@ class QueryBrokers:
         )
 
     def _check_silence(self, poll: BackgroundPoll[Listing], was_silent: bool) -> None:
-        """Fail the query whose broker has been silent for longer than the timeout."""
         if poll.silent_since_s is None:
             if was_silent:
                 _LOG.warning("the broker at %s is back", poll.endpoint.address)
@@ -306,9 +299,8 @@ class QueryBrokers:
             )
 
     def _leave_out(self, address: str, error: NotABroker) -> None:
-        """Leave out an address at which no Martlet broker answers.
-
-        That is an error unless only lookup daemons named it and it has no topic of the query.
+        """Leave out an address at which no Martlet broker answers; raise the error unless lookup
+        daemons alone named it and it has no topic of the query.
         """
         if address not in self._named_by_lookup:
             raise error
@@ -327,29 +319,21 @@ class QueryBrokers:
         return {}
 
     def _ask_lookups(self, patient: bool) -> None:
-        """Add the brokers that lookup daemons name.
-
-        Raises:
-            BrokerUnreachable: no lookup daemon answers, and none ever did.
-        """
-        now_s = time.monotonic()
-        recently = (
-            self._lookups_asked_at_s is not None
-            and now_s - self._lookups_asked_at_s < _LOOKUP_INTERVAL_S
-        )
-        if not self._lookups or (recently and not patient):
+        """Add the brokers that lookup daemons name. Raises BrokerUnreachable if none ever did."""
+        is_recent = time.monotonic() - self._lookups_asked_at_s < _LOOKUP_INTERVAL_S
+        if not self._lookups or (is_recent and not patient):
             return
         has_answered = any(lookup.latest is not None for lookup in self._lookups)
         for lookup in self._lookups:
             lookup.begin(self._pool, patient=not has_answered)
         silent: list[BrokerUnreachable] = []
         for lookup in self._lookups:
-            was_silent = lookup.silent_since_s is not None
+            was_silent = lookup.is_silent
             try:
                 lookup.end(_WAIT_S if has_answered else None)
             except BrokerUnreachable as error:
                 silent.append(error)
-            if lookup.silent_since_s is not None and not was_silent:
+            if lookup.is_silent and not was_silent:
                 _LOG.warning(
                     "the lookup daemon at %s is out of reach; going on with the brokers that are"
                     " known: %s",
@@ -403,9 +387,7 @@ class QueryBrokers:
         return set(map(_broker, polls)) - answering
 
     def _answered_polls(self) -> list[BackgroundPoll[Listing]]:
-        """The polls with an answer, silent ones last and before them those of standbys; a broker
-        with two addresses has two.
-        """
+        """The polls with an answer, one for an address: silent ones last, before them standbys."""
 
         def rank(poll: BackgroundPoll[Listing]) -> tuple[bool, bool, int]:
             assert poll.latest is not None
@@ -436,8 +418,7 @@ class QueryBrokers:
         if opened is None or opened[0] != addresses:
             if opened is not None:
                 opened[1].close()
-            made = self._endpoint(addresses)
-            opened = self._endpoints[broker] = addresses, made
+            opened = self._endpoints[broker] = addresses, self._endpoint(addresses)
         return opened[1]
 
     def topics_at(self, broker: str) -> list[str]:

@@ -37,8 +37,8 @@ _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
 _REPLICA_TIMEOUT_S = 5.0
 """The time after which another replica is asked."""
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 2.0
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 2.0
 _BUSY = (502, 503, 504)
 _NO_ROUTE = "NOT_FOUND"
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -64,15 +64,12 @@ class BrokerNotFound(BrokerRefused):
 
 
 class OffsetGone(Exception):
-    """An offset is no longer in the broker's log.
-
-    Attributes:
-        start_offset: the first offset that the queue still holds.
-    """
+    """An offset is no longer in the broker's log."""
 
     def __init__(self, start_offset: int) -> None:
         super().__init__(f"the queue begins at offset {start_offset}")
         self.start_offset = start_offset
+        """The first offset that the queue still holds."""
 
 
 class BrokerQueue(NamedTuple):
@@ -106,6 +103,11 @@ class QueueRange:
     end_offset: int
     holes: tuple[tuple[int, int], ...] = ()
     """Ranges of offsets that are missing between others that are stored."""
+
+    @property
+    def source(self) -> BrokerQueue:
+        """The queue, as requests for its log name it."""
+        return BrokerQueue(self.topic, self.queue, self.queue_topic_id)
 
 
 class ReplicaSource(NamedTuple):
@@ -147,10 +149,6 @@ class Endpoint:
     Args:
         timeout_ms: how long the broker may be out of reach before a request fails.
         replicas: the addresses of all replicas of a broker that has several.
-
-    Attributes:
-        address: the one that is asked next.
-        is_given_up: set by another thread to make a request fail in place of its next retry.
     """
 
     def __init__(
@@ -162,8 +160,10 @@ class Endpoint:
         token: OperatorToken = NO_TOKEN,
     ) -> None:
         self.address = address
+        """The one that is asked next."""
         self._others = [other for other in replicas if other != address]
         self.is_given_up = False
+        """Set by another thread to make a request fail in place of its next retry."""
         self.timeout_ms = timeout_ms
         self._tls = tls
         self._token = token
@@ -187,12 +187,9 @@ class Endpoint:
             self.address = self._dialed_address = self._others.pop(0)
 
     def _of(self, queue: BrokerQueue) -> Parameters:
-        fields: Parameters = {
-            "topic": queue.topic,
-            "queue": queue.queue,
-            "topic_id": queue.queue_topic_id,
-        }
-        return fields | self._complete
+        topic, number, topic_id = queue
+        named: Parameters = {"topic": topic, "queue": number, "topic_id": topic_id}
+        return named | self._complete
 
     @property
     def _complete(self) -> Parameters:
@@ -207,10 +204,6 @@ class Endpoint:
 
     def listing(self, topics: Sequence[str] = (), *, patient: bool = True) -> Listing:
         """List the broker's queues, of all topics or of those named.
-
-        Args:
-            topics: names; empty for all topics.
-            patient: retry until the timeout, in place of one try.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
@@ -266,10 +259,8 @@ class Endpoint:
         return int(json.loads(body)["offset"])
 
     def reach(self, queue: BrokerQueue, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        """Find the offset up to which `max_bytes` of the log reach from `start`.
-
-        Returns:
-            That offset, at most `end`, after entire batches and at least one; and their bytes.
+        """Return the offset, at most `end`, up to which `max_bytes` of the log reach from `start`,
+        by entire batches and at least one; and their bytes.
         """
         parameters = self._of(queue) | {"start": start, "end": end, "max_bytes": max_bytes}
         _, body = self._ask("GET", "/log/reach", parameters)
@@ -316,11 +307,8 @@ class Endpoint:
         self, queue: BrokerQueue, offset: int, max_bytes: int, *, bodies: bool = True
     ) -> bytes:
         """Read entire records from the one that holds `offset`: at least one, none at the end.
-
-        Without `bodies`, each record is its header and its properties, padded to 8 bytes.
-
-        Raises:
-            OffsetGone: the offset is no longer in the log.
+        Without `bodies`, each is its header and its properties, padded to 8 bytes. Raises
+        OffsetGone.
         """
         parameters = self._of(queue) | {"offset": offset, "max_bytes": max_bytes}
         if not bodies:
@@ -328,54 +316,21 @@ class Endpoint:
         _, body = self._ask("GET", "/log/batches", parameters)
         return body
 
-    def follow(
-        self,
-        topic: str,
-        topic_id: int,
-        group: str,
-        offsets: Mapping[int, int],
-        *,
-        retain: bool,
-        patient: bool = True,
-    ) -> None:
-        """Report a query's position as the offsets of a consumer group, created if missing.
-
-        Not `patient`: one try only.
-        """
-        fields = {
-            "topic": topic,
-            "topic_id": topic_id,
-            "group": group,
-            "retain": retain,
-            "offsets": {str(queue): offset for queue, offset in offsets.items()},
-        }
-        self.call("group.follow", fields, patient=patient)
-
     def call(self, method: str, fields: Mapping[str, object], *, patient: bool = True) -> Any:
-        """Make an RPC call and return its answer.
-
-        Not `patient`: one try only.
-        """
+        """Make an RPC call and return its answer."""
         _, answer = self._ask(
             "POST", f"/call/{method}", {}, json.dumps(fields).encode(), patient=patient
         )
         return json.loads(answer)
 
     def read(self, path: str, **parameters: str | int) -> bytes:
-        """Return the body of the answer to a GET.
-
-        Raises:
-            BrokerUnreachable, BrokerRefused.
-        """
+        """Return the body of the answer to a GET. Raises BrokerUnreachable, BrokerRefused."""
         return self._ask("GET", path, parameters)[1]
 
     def advance(
         self, queue: BrokerQueue, channel: str, offset: int, *, patient: bool = True
     ) -> None:
-        """Finish all messages of a queue below `offset` in a channel, created if missing.
-
-        Not `patient`: one try only.
-        """
+        """Finish all messages of a queue below `offset` in a channel, created if missing."""
         parameters = self._of(queue) | {"channel": channel, "offset": offset}
         self._ask("POST", "/channel/advance", parameters, patient=patient)
 
@@ -388,8 +343,9 @@ class Endpoint:
         *,
         patient: bool = True,
     ) -> tuple[int, bytes]:
+        """Return the answer's status and body; if not `patient`, after one try only."""
         deadline_s = time.monotonic() + self.timeout_ms / 1000
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         troubles: dict[str, str] = {}
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         while True:
@@ -411,7 +367,7 @@ class Endpoint:
                 raise BrokerUnreachable(
                     f"the broker at {self.address} did not answer {path} ({trouble}){waited}"
                 )
-            if pause_s == _FIRST_PAUSE_S:
+            if pause_s == FIRST_PAUSE_S:
                 _LOG.warning(
                     "the broker at %s is out of reach (%s); trying again for %g s",
                     self.address,
@@ -419,15 +375,11 @@ class Endpoint:
                     self.timeout_ms / 1000,
                 )
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
-            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
             self.turn()
 
     def _try(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
-        """Send a request once: the answer's status and body, or why none came.
-
-        Raises:
-            BrokerRefused: a retry would not help.
-        """
+        """Send a request once; return status and body, or why none came. Raises BrokerRefused."""
         try:
             status, answer = self._exchange(method, target, body)
             if status == 403 and self._switch_to_https(answer):
@@ -470,27 +422,20 @@ class Endpoint:
             headers = self._token.headers(self.address)
         except OSError as error:
             raise BrokerRefused(str(error)) from error
-        kept = self._connection
-        if kept is not None:
+
+        def exchange_on(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+        if self._connection is not None:
             try:
-                return self._exchange_on(kept, method, target, body, headers)
+                return exchange_on(self._connection)
             except (ConnectionError, http.client.RemoteDisconnected):
                 self.close()
         timeout_s = _REPLICA_TIMEOUT_S if self._others else _ANSWER_TIMEOUT_S
         self._connection = self._tls.connection(self._dialed_address, timeout_s)
-        return self._exchange_on(self._connection, method, target, body, headers)
-
-    def _exchange_on(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        body: bytes | None,
-        headers: dict[str, str],
-    ) -> tuple[int, bytes]:
-        connection.request(method, target, body, headers)
-        response = connection.getresponse()
-        return response.status, response.read()
+        return exchange_on(self._connection)
 
     def _check(self, status: int, body: bytes, target: str) -> tuple[int, bytes]:
         if status < 400:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -32,13 +33,11 @@ class BatchReader(DataSourceReader):
             ValueError: the offsets of an option do not exist.
             DataLossError: the log no longer holds the starting offsets.
         """
-        brokers = QueryBrokers(self._options)
-        try:
-            return self._plan(brokers)
-        except BrokerNotFound:  # A topic was deleted between the poll and the plan.
-            return self._plan(brokers)
-        finally:
-            brokers.close()
+        with closing(QueryBrokers(self._options)) as brokers:
+            try:
+                return self._plan(brokers)
+            except BrokerNotFound:  # A topic was deleted between the poll and the plan.
+                return self._plan(brokers)
 
     def _plan(self, brokers: QueryBrokers) -> list[InputPartition]:
         options = self._options

@@ -1,8 +1,7 @@
 """The view `batches`: a row for each batch of the log, without its bodies.
 
-Most columns come from the index, 40 bytes a batch, so that an audit of counts, times and gaps
-reads none of the log.  The columns that stand in headers and properties are read only if the query
-wants them: from the segment files on this machine, else from the broker, which omits the bodies.
+Most columns come from the index.  Those that stand in headers and properties are read only if the
+query wants them: from the segment files on this machine, else from the broker, without bodies.
 
 A batch belongs to the split that holds its first offset, so a stream yields it once, also when a
 micro-batch ends in the middle of it.
@@ -35,7 +34,7 @@ from martlet.log.record import (
 )
 from martlet.properties.model import BadProperties
 from martlet.spark.brokers.endpoint import Endpoint, OffsetGone
-from martlet.spark.read.data_loss import LossReport, report_loss
+from martlet.spark.read.data_loss import LossReport
 from martlet.spark.read.schema import BATCHES
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 
@@ -66,9 +65,6 @@ def overview(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row for each batch that begins in a split.
 
-    Args:
-        files: its broker's segments, if they are on this machine.
-
     Raises:
         DataLossError: batches are missing, and the split is to fail then.
         BrokerUnreachable, BrokerRefused: the broker does not answer.
@@ -87,13 +83,10 @@ def overview(
             heads_of_rows = [] if heads is None else heads.of(rows)
             yield _record_batch(split, schema, rows, heads_of_rows)
     if expected < split.end:
-        fail = split.fail_on_data_loss
-        report_loss(fail, split.key, expected, split.end, LossReport.TRUNCATION)
+        split.lose(expected, split.end, LossReport.TRUNCATION)
 
 
 class _Heads:
-    """Reads the headers and properties of batches."""
-
     def __init__(
         self, split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
     ) -> None:

@@ -27,11 +27,7 @@ class LossReport(Enum):
         "the topic was deleted and created again under the same name",
         "The new topic is read from its start when the query goes on.",
     )
-    DELETION = (
-        "deletion",
-        "the topic was deleted",
-        "",
-    )
+    DELETION = ("deletion", "the topic was deleted", "")
     CORRUPTION = (
         "corruption",
         "the log is damaged there",
@@ -57,11 +53,7 @@ class LossReport(Enum):
 
 
 class DataLossError(Exception):
-    """Messages that a query wants are not in the broker's log.
-
-    Attributes:
-        loss: the cause.
-    """
+    """Messages that a query wants are not in the broker's log."""
 
     def __init__(self, text: str, loss: LossReport) -> None:
         super().__init__(text, loss)
@@ -74,15 +66,12 @@ class DataLossError(Exception):
 def report_loss(
     fail: bool, key: QueueKey, expected: int, there: int, loss: LossReport, detail: str = ""
 ) -> int:
-    """Fail, or log the loss and return where to go on.
+    """Raise DataLossError, or log the loss and return where to go on.
 
     Args:
         fail: the option failOnDataLoss.
         expected: the offset to be read.
         there: the offset at which the queue goes on.
-
-    Raises:
-        DataLossError: `fail` is set.
     """
     if there > expected:
         first = f"but the first one there is {there} ({counted(there - expected, 'offset')} gone)"

@@ -72,9 +72,7 @@ def chunk_of(
     """Check the records that start at `starts` in a buffer and return them as a chunk.
 
     Args:
-        data: any object with the buffer protocol.
         starts: ascending multiples of 8, not empty.
-        topic_id, queue: the queue whose batches they must be.
         positions: where they must lie in the log; None if unknown.
 
     Raises:
@@ -83,8 +81,7 @@ def chunk_of(
     view = memoryview(data).cast("B")
     if int(starts[-1]) + HEADER_BYTES > len(view):
         raise BadRecord(f"cut: a header at byte {int(starts[-1])} of {len(view)}")
-    words = np.frombuffer(view, "<u8", len(view) // 8)
-    headers = words[(starts // 8)[:, None] + np.arange(HEADER_BYTES // 8)].view(HEADER).reshape(-1)
+    headers = headers_at(view, starts)
     wrong = (
         (headers["magic"] != MAGIC)
         | (headers["version"] != VERSION)
@@ -112,6 +109,13 @@ def chunk_of(
         if crc32c(view[start + 8 : start + length]) != crc:
             raise BadRecord(f"position {position}: the checksum does not fit")
     return LogChunk(pa.py_buffer(view), starts, headers)
+
+
+def headers_at(data: memoryview, starts: Int64s) -> npt.NDArray[Any]:
+    """The headers that start at these multiples of 8."""
+    words = np.frombuffer(data, "<u8", len(data) // 8)
+    headers: npt.NDArray[Any] = words[(starts // 8)[:, None] + np.arange(HEADER_BYTES // 8)]
+    return headers.view(HEADER).reshape(-1)
 
 
 def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
@@ -223,24 +227,19 @@ _GATHERED: Mapping[str, Callable[[DecodedFrames], pa.Array]] = {
 }
 
 
-def _headers(properties: Properties) -> list[dict[str, object]]:
-    return [{"key": name, "value": value.encode()} for name, value in properties.headers.items()]
-
-
 _CARRIED: Mapping[str, Callable[[Properties], object]] = {
     "key": lambda properties: properties.order_key.encode(),
-    "headers": _headers,
+    "headers": lambda properties: [
+        {"key": name, "value": value.encode()} for name, value in properties.headers.items()
+    ],
     "tag": lambda properties: properties.tag,
     "keys": lambda properties: list(properties.keys),
 }
 
 
 class Columns:
-    """Builds record batches of one queue in the schema that Spark wants.
-
-    Args:
-        schema: the wanted columns, any of those of `martlet.spark.read.schema`, in any order.
-        topic, queue, broker: the values of the columns that are constant.
+    """Builds record batches of one queue in the schema that Spark wants, with any of the columns of
+    `martlet.spark.read.schema`.
     """
 
     def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:

@@ -1,23 +1,10 @@
 """Parse bounds: where a query starts or ends, as the options say it.
 
-The bound of one queue is one of
-
-====================================  ============================================================
-``earliest``, ``latest``              the first stored offset, the offset of the next message; in
-                                      JSON also -2 and -1, as in Spark's Kafka source
-``earliest+1000``, ``latest-1000``    that many offsets from there, limited to the queue
-``2026-11-22T08:00:00Z``              the first message stored at or after that time
-``now-1h30m``                         the same, counted back from when the query is planned
-``17``                                an offset; only in JSON, as a number
-====================================  ============================================================
-
-A bound is one of these for all queues, or JSON with one for a topic, for a queue, or for a queue
-of one broker::
+``docs/pipelines/source.md`` has the forms: ``earliest``, ``latest-1000``, ``now-1h``, a time, or
+JSON with such a form or an offset for a topic, for a queue, or for a queue of one broker::
 
     {"orders": "latest-1000", "flights": {"0": 17, "1": "earliest"}}
     {"<broker id>": {"orders": {"0": 17}}}
-
-The position in a query's progress is such JSON too, and can be passed back unchanged.
 """
 
 from __future__ import annotations

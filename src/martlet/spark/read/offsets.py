@@ -96,7 +96,7 @@ def step(
     """
     reached = dict(end)
     todo = list(spans(start, end))
-    total = sum(span.end - span.start for span in todo)
+    total = unread(todo)
     if max_offsets is None or total <= max_offsets:
         return reached
     left = max_offsets
@@ -120,8 +120,8 @@ def step(
 def in_turn(todo: list[Span]) -> list[Span]:
     """Rotate the spans so that the one whose turn it is comes first.
 
-    The turn follows from the positions alone, so no state is kept between micro-batches: after a
-    step of 1 message for some queues it goes on behind the last of them.
+    The turn follows from the positions alone: after a step of 1 message for some queues it goes on
+    behind the last of them.
     """
     turn = sum(span.start for span in todo) % len(todo) if todo else 0
     return todo[turn:] + todo[:turn]
@@ -159,7 +159,7 @@ def within_bytes(
     return reached
 
 
-def unread(todo: list[Span]) -> int:
+def unread(todo: Iterable[Span]) -> int:
     """Count the messages to read."""
     return sum(span.end - span.start for span in todo)
 

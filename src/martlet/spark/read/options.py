@@ -54,8 +54,6 @@ NAMES = (
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
 """Chosen so that a micro-batch of 500,000 messages is 2 tasks, one for each of 2 processors."""
-_MIN_SPLIT_BYTES = 64 << 10
-_MAX_SPLIT_BYTES = 4 << 30
 _DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
 _DEFAULT_MAX_DELAY = "1m"
 _MAX_MS = 2**31
@@ -117,15 +115,10 @@ class ReadOptions:
     timeout_ms: int
     tls: SparkTls
     token: OperatorToken
-    """An operator's token, and which brokers get it."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
-        """Parse the options of a query, whose names are case-insensitive.
-
-        Raises:
-            ValueError: an option is unknown, missing, invalid, or not for this kind of query.
-        """
+        """Parse the options of a query, whose names are case-insensitive. Raises ValueError."""
         options = spelled_options(raw, NAMES, "the martlet source")
         for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
             if name in options:
@@ -157,12 +150,7 @@ class ReadOptions:
             max_delay_s=_delay_s("maxDelay", options.get("maxDelay", _DEFAULT_MAX_DELAY)),
             fail_on_data_loss=boolean(options, "failOnDataLoss", True),
             split_bytes=number(
-                options,
-                "splitBytes",
-                _DEFAULT_SPLIT_BYTES[kind],
-                _MIN_SPLIT_BYTES,
-                _MAX_SPLIT_BYTES,
-                parse_size,
+                options, "splitBytes", _DEFAULT_SPLIT_BYTES[kind], 64 << 10, 4 << 30, parse_size
             ),
             min_partitions=number(options, "minPartitions", 1, 1, _MAX_PARTITIONS),
             view=_view(options.get("view", VIEWS[0])),

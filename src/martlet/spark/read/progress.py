@@ -10,12 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import (
-    BrokerNotFound,
-    BrokerQueue,
-    BrokerUnreachable,
-    QueueRange,
-)
+from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerUnreachable, Endpoint, QueueRange
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.options import ReadOptions
 
@@ -34,29 +29,24 @@ class ProgressReporter:
         """Create the group and the channel of existing topics, which retain messages from now on.
 
         Topics are never created; the channel of a later topic comes with its first `report`.
-
-        Raises:
-            BrokerUnreachable, BrokerRefused.
+        Raises BrokerUnreachable, BrokerRefused.
         """
         options = self._options
         if options.channel is not None:
             # One call for each topic makes the channel at all its queues.
             for key in {(key.broker, key.topic): key for key in seen}.values():
-                queue = BrokerQueue(key.topic, key.queue, seen[key].queue_topic_id)
                 endpoint = self._brokers.endpoint(key.broker)
-                endpoint.advance(queue, options.channel, seen[key].start_offset)
+                endpoint.advance(seen[key].source, options.channel, seen[key].start_offset)
         if options.group is not None:
             for broker, topic, topic_id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
-                endpoint = self._brokers.endpoint(broker)
-                endpoint.follow(topic, topic_id, options.group, {}, retain=options.retain)
+                named = {"topic": topic, "topic_id": topic_id}
+                self._follow(self._brokers.endpoint(broker), named, {}, patient=True)
 
     def report(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
         """Report that the query has committed all messages before a position.
 
-        A queue that ends before its offset is reported up to its end.
-
-        Raises:
-            BrokerRefused: a channel of the group's name exists and is no group.
+        A queue that ends before its offset is reported up to its end. Raises BrokerRefused: a
+        channel of the group's name exists and is no group.
         """
         options, silent = self._options, self._brokers.silent
         changed: dict[tuple[str, str, int], dict[QueueKey, int]] = {}
@@ -68,18 +58,15 @@ class ProgressReporter:
             patient = not offsets.keys() <= self._reported.keys()
             endpoint = self._brokers.endpoint(broker)
             reached = {key: min(offset, seen[key].end_offset) for key, offset in offsets.items()}
-            by_queue = {key.queue: offset for key, offset in reached.items()}
+            by_queue = {str(key.queue): offset for key, offset in reached.items()}
             try:
                 if options.group is not None:
-                    endpoint.follow(
-                        *(topic, topic_id, options.group, by_queue),
-                        retain=options.retain,
-                        patient=patient,
-                    )
+                    named = {"topic": topic, "topic_id": topic_id}
+                    self._follow(endpoint, named, by_queue, patient=patient)
                 if options.channel is not None:
                     for key, offset in reached.items():
-                        queue = BrokerQueue(topic, key.queue, seen[key].queue_topic_id)
-                        endpoint.advance(queue, options.channel, offset, patient=patient)
+                        source = seen[key].source
+                        endpoint.advance(source, options.channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("the position in topic %s is not reported yet: %s", topic, error)
             except BrokerNotFound as error:
@@ -87,3 +74,15 @@ class ProgressReporter:
                 _LOG.warning("the position in topic %s cannot be reported: %s", topic, error)
             else:
                 self._reported |= offsets
+
+    def _follow(
+        self,
+        endpoint: Endpoint,
+        topic: Mapping[str, object],
+        offsets: Mapping[str, int],
+        *,
+        patient: bool,
+    ) -> None:
+        """Report offsets by queue as those of the consumer group, which is created if missing."""
+        fields = {"group": self._options.group, "retain": self._options.retain, "offsets": offsets}
+        endpoint.call("group.follow", {**topic, **fields}, patient=patient)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.brokers.brokers import QueryBrokers, Seen
 from martlet.spark.brokers.endpoint import QueueRange
 from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds, is_queue
 from martlet.spark.read.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
 """In the year 2262: the latest time that brokers accept."""
-Seen = Mapping[QueueKey, QueueRange]
 
 
 def resolve(brokers: QueryBrokers, bound: Bound, seen: Seen, option: str) -> dict[QueueKey, int]:
-    """Find the offset that a bound means in each of the queues seen.
-
-    Raises:
-        ValueError: the option names a queue that does not exist, or lacks one that does.
+    """Find the offset that a bound means in each of the queues seen. Raises ValueError, which names
+    the queue that does not exist, or for which the option gives no offset.
     """
     if bound.everywhere is not None:
         bounds = dict.fromkeys(seen, bound.everywhere)
@@ -52,11 +49,7 @@ def _offset(bound: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -
 
 
 def _by_queue(bounds: QueueBounds, seen: Seen, option: str) -> dict[QueueKey, BoundOffset]:
-    """Map the bounds of an option to queues, whether it names brokers or not.
-
-    Raises:
-        ValueError: as `resolve`.
-    """
+    """Map the bounds of an option to queues, whether it names brokers or not. Raises ValueError."""
     by_queue: dict[QueueKey, BoundOffset] = {}
     for key, bound in _flat(bounds):
         holders = [
@@ -67,8 +60,13 @@ def _by_queue(bounds: QueueBounds, seen: Seen, option: str) -> dict[QueueKey, Bo
             and key.broker in (there.broker, "")
         ]
         if not holders:
+            queue = "" if key.queue == _ALL else f", queue {key.queue}"
+            of = f" of broker {key.broker}" if key.broker else ""
+            names = [str(there) for there in sorted(seen)]
+            some = "; ".join([*names[:10], *(["..."] if len(names) > 10 else [])])
             raise ValueError(
-                f"option {option}: there is no {_describe(key)}; there is {_some(seen)}"
+                f"option {option}: there is no topic {key.topic}{queue}{of}; there is"
+                f" {some or 'no queue at all'}"
             )
         brokers = sorted({there.broker for there in holders})
         if len(brokers) > 1 and bound.offset is not None:
@@ -104,13 +102,3 @@ def _flat(bounds: QueueBounds) -> Iterator[tuple[QueueKey, BoundOffset]]:
                 yield QueueKey("", outer, int(inner)), bound
             else:
                 yield QueueKey(outer, inner, _ALL), bound
-
-
-def _describe(key: QueueKey) -> str:
-    queue = "" if key.queue == _ALL else f", queue {key.queue}"
-    return f"topic {key.topic}{queue}" + (f" of broker {key.broker}" if key.broker else "")
-
-
-def _some(seen: Seen) -> str:
-    names = [str(key) for key in sorted(seen)]
-    return "; ".join(names[:10]) + ("; ..." if len(names) > 10 else "") or "no queue at all"

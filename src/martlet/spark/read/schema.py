@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -20,78 +21,55 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-SCHEMA = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-        StructField(
-            "headers",
-            ArrayType(
-                StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-            ),
-        ),
-        StructField("attempts", IntegerType()),
-        StructField("message_id", StringType()),
-        StructField("broker", StringType()),
-        StructField("tag", StringType()),
-        StructField("keys", ArrayType(StringType())),
-    ]
-)
-"""`partition` is the queue, `key` the order key.  A property that a message lacks is null; a
-message of an NSQ client has none.
-"""
+
+def _struct(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-BATCHES = StructType(
-    [
-        StructField("broker", StringType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("topic_id", LongType()),
-        StructField("offset", LongType()),
-        StructField("end_offset", LongType()),
-        StructField("count", LongType()),
-        StructField("bytes", LongType()),
-        StructField("position", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("deliver_at", TimestampType()),
-        StructField("channel_id", LongType()),
-        StructField("body_bytes", LongType()),
-        StructField("epoch", LongType()),
-        StructField("in_transaction", BooleanType()),
-        StructField("was_delayed", BooleanType()),
-        StructField("was_moved", BooleanType()),
-        StructField(
-            "sends",
-            ArrayType(
-                StructType(
-                    [
-                        StructField("producer", StringType()),
-                        StructField("sequence", LongType()),
-                        StructField("offset", LongType()),
-                        StructField("count", LongType()),
-                    ]
-                )
-            ),
-        ),
-    ]
+SCHEMA = _struct(
+    key=BinaryType(),
+    value=BinaryType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    offset=LongType(),
+    timestamp=TimestampType(),
+    timestampType=IntegerType(),
+    headers=ArrayType(_struct(key=StringType(), value=BinaryType())),
+    attempts=IntegerType(),
+    message_id=StringType(),
+    broker=StringType(),
+    tag=StringType(),
+    keys=ArrayType(StringType()),
 )
-"""The columns of the batch view.  `offset` is that of the first message and `end_offset` the one
-after the last; `bytes` is the batch's size in the log, `body_bytes` that of its bodies.
-`channel_id` is set for a batch that one channel alone delivers; `sends` are the producers' sends
-that begin in it.  The columns up to `channel_id` come from the index, without a read of the log;
-the others from the batch's header, and are null if it is damaged.
+"""`partition` is the queue, `key` the order key.  A property that a message lacks is null."""
+_SEND = _struct(producer=StringType(), sequence=LongType(), offset=LongType(), count=LongType())
+BATCHES = _struct(
+    broker=StringType(),
+    topic=StringType(),
+    partition=IntegerType(),
+    topic_id=LongType(),
+    offset=LongType(),
+    end_offset=LongType(),
+    count=LongType(),
+    bytes=LongType(),
+    position=LongType(),
+    timestamp=TimestampType(),
+    deliver_at=TimestampType(),
+    channel_id=LongType(),
+    body_bytes=LongType(),
+    epoch=LongType(),
+    in_transaction=BooleanType(),
+    was_delayed=BooleanType(),
+    was_moved=BooleanType(),
+    sends=ArrayType(_SEND),
+)
+"""The columns of the batch view, as in ``docs/pipelines/source.md``.  Those up to `channel_id` come
+from the index, without a read of the log; the others from the batch's header, and are null if it is
+damaged.
 """
 
 INTACT = StructField("intact", BooleanType())
-"""Whether the batch's checksum fits.  It costs a read of the entire batch, so a query has to name
-this column.
-"""
+"""Whether the batch's checksum fits, which costs a read of the entire batch."""
 
 
 def schema_of(view: str) -> StructType:
@@ -100,11 +78,7 @@ def schema_of(view: str) -> StructType:
 
 
 def arrow_schema(columns: StructType, view: str = "messages") -> pa.Schema:
-    """The Arrow schema of the columns that a query wants.
-
-    Raises:
-        ValueError: a column is unknown or of another type; the text names the existing ones.
-    """
+    """The Arrow schema of the columns that a query wants. Raises ValueError, which names all."""
     fields = [*schema_of(view), *([INTACT] if view == "batches" else [])]
     types = {field.name: field.dataType for field in fields}
     for field in columns:

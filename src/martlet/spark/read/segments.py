@@ -27,10 +27,7 @@ from martlet.spark.read.decode import MAX_BYTES, LogChunk, chunk_of
 
 
 def is_data_folder(folder: Path, broker: str) -> bool:
-    """Whether a folder on this machine is the data folder of a broker, and readable.
-
-    The path may exist here and belong to another broker; its `broker.json` has the id.
-    """
+    """Whether a folder of this machine is readable and, by its id, that broker's data folder."""
     try:
         identity = json.loads((folder / "broker.json").read_bytes())
         readable = os.access(folder / "log", os.R_OK | os.X_OK)
@@ -41,6 +38,16 @@ def is_data_folder(folder: Path, broker: str) -> bool:
 
 class SegmentGone(Exception):
     """A segment file is missing, or was recycled."""
+
+
+def require_same(path: Path, inode: int) -> None:
+    """Check that the broker has neither recycled nor removed a file. Raises SegmentGone."""
+    try:
+        now = path.stat().st_ino
+    except OSError as error:
+        raise SegmentGone(f"{path} has gone: {error}") from error
+    if now != inode:
+        raise SegmentGone(f"{path} is another file now")
 
 
 @dataclass
@@ -54,25 +61,12 @@ class SegmentView:
     data: mmap.mmap
 
     def confirm(self) -> None:
-        """Check that the file is still the one that was opened.
-
-        Raises:
-            SegmentGone: the broker has recycled or removed it.
-        """
-        try:
-            inode = self.path.stat().st_ino
-        except OSError as error:
-            raise SegmentGone(f"{self.path} has gone: {error}") from error
-        if inode != self.inode:
-            raise SegmentGone(f"{self.path} is another file now")
+        """Check that the file is still the one that was opened. Raises SegmentGone."""
+        require_same(self.path, self.inode)
 
 
 class SegmentFiles:
-    """The segments of one data folder.
-
-    Args:
-        folder: the data folder of the wanted broker: see `find`.
-    """
+    """The segments of one data folder."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
@@ -88,13 +82,9 @@ class SegmentFiles:
     def chunks(
         self, rows: Rows, topic_id: int, queue: int, chunk_bytes: int
     ) -> Iterator[tuple[SegmentView, LogChunk]]:
-        """Yield the batches of index rows, verified, in chunks of about `chunk_bytes`.
-
-        A copy of a chunk's bytes counts only once `SegmentView.confirm` has returned after it.
-
-        Raises:
-            SegmentGone: a segment is missing.
-            BadRecord: there is no such batch at a position.
+        """Yield the batches of index rows, verified, in chunks of about `chunk_bytes`. A copy of
+        their bytes counts only once `SegmentView.confirm` has returned. Raises SegmentGone,
+        BadRecord.
         """
         positions = rows["position"].astype(np.int64)
         lengths = rows["length"].astype(np.int64)

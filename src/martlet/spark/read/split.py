@@ -37,7 +37,6 @@ class Split:
 
     key: QueueKey
     queue_topic_id: int
-    """The number in the queue's records."""
     start: int
     end: int
     address: str
@@ -49,7 +48,6 @@ class Split:
     token: OperatorToken = NO_TOKEN
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
-    """Ranges of offsets known to be damaged or lost."""
     index: bytes = b""
     """The split's rows of the index, 40 bytes each, as planned; empty if they are more than
     `_FEW_ROWS`, or the span was cut."""
@@ -62,13 +60,8 @@ class Split:
         return BrokerQueue(self.key.topic, self.key.queue, self.queue_topic_id)
 
     def describe_gap(self, expected: int, there: int) -> int:
-        """Report that offsets from `expected` up to `there` are in no batch.
-
-        Returns:
-            The offset to go on at.
-
-        Raises:
-            DataLossError: the split is to fail then.
+        """Report that offsets from `expected` up to `there` are in no batch; return the offset to
+        go on at. Raises DataLossError.
         """
         loss, detail = LossReport.RETENTION, ""
         if any(first <= expected and there <= end for first, end in self.holes):
@@ -78,6 +71,10 @@ class Split:
                 f"the log misses {missing} between others that it has: their record was damaged"
                 " when the broker was started, or had been lost"
             )
+        return self.lose(expected, there, loss, detail)
+
+    def lose(self, expected: int, there: int, loss: LossReport, detail: str = "") -> int:
+        """Report a loss as `report_loss` does."""
         return report_loss(self.fail_on_data_loss, self.key, expected, there, loss, detail)
 
 
@@ -120,10 +117,7 @@ def _indexed(
     """Yield the spans with the index rows of their batches, broker by broker."""
     for broker, group in groupby(sorted(spans), key=lambda span: span.key.broker):
         some = list(group)
-        ranges = [
-            (BrokerQueue(key.topic, key.queue, seen[key].queue_topic_id), start, end)
-            for key, start, end in some
-        ]
+        ranges = [(seen[key].source, start, end) for key, start, end in some]
         yield from zip(some, brokers.endpoint(broker).indexes(ranges), strict=True)
 
 

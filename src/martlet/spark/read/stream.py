@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -28,8 +28,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerQueue, QueueRange
+from martlet.spark.brokers.brokers import QueryBrokers, Seen
+from martlet.spark.brokers.endpoint import BrokerNotFound, QueueRange
 from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import (
     ANY,
@@ -58,7 +58,6 @@ _MAX_POLL_INTERVAL_S = 1.0
 _POLL_SHARE = 0.1
 """Processor share that polling may take, which would be more with thousands of topics."""
 
-Seen = Mapping[QueueKey, QueueRange]
 Position = dict[QueueKey, int]
 
 
@@ -113,10 +112,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The position at which the next micro-batch ends.
 
         A new queue enters the position at its first offset: its messages come with the micro-batch
-        after this one, when the checkpoint has that offset.
-
-        Raises:
-            DataLossError: a queue of the stream no longer exists.
+        after this one, when the checkpoint has that offset. Raises DataLossError: a queue of the
+        stream no longer exists.
         """
         return self._planned(lambda: self._latest(start, limit))
 
@@ -133,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._gathering is not None and self._target is None:
             new = {key: offset for key, offset in reached.items() if key not in begin}
             ends = {key: seen[key].end_offset if key in new else reached[key] for key in reached}
-            count = unread(list(spans(begin | new, ends)))
+            count = unread(spans(begin | new, ends))
             if self._gathering.waits(count, time.monotonic()):
                 return start
         max_count = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -185,11 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return nested({key: queue.end_offset for key, queue in self._seen.items()}) or None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Cut a micro-batch into tasks.
-
-        Raises:
-            DataLossError: the log no longer has all of it.
-        """
+        """Cut a micro-batch into tasks. Raises DataLossError: the log no longer has all of it."""
         return self._planned(lambda: self._tasks(start, end))
 
     def _tasks(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
@@ -232,8 +225,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return adopted(flat, seen)
 
     def _reach(self, key: QueueKey, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        queue = BrokerQueue(key.topic, key.queue, self._seen[key].queue_topic_id)
-        return self._brokers.endpoint(key.broker).reach(queue, start, end, max_bytes)
+        source = self._seen[key].source
+        return self._brokers.endpoint(key.broker).reach(source, start, end, max_bytes)
 
     def _poll(self, *, patient: bool) -> Seen:
         """The queues of the brokers, at most `_poll_interval_s` old."""
@@ -247,11 +240,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def _wait_for(self, needed: Collection[str]) -> Seen:
-        """Wait until the brokers needed answer, or until the timeout; return all queues.
-
-        Raises:
-            BrokerUnreachable: a broker was silent for longer than the timeout.
-        """
+        """Wait for the brokers needed until the timeout; return all queues. Raises as `poll`."""
         brokers = self._brokers
         deadline_s = time.monotonic() + self._options.timeout_ms / 1000
         seen = self._poll(patient=False)
@@ -288,13 +277,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _keeps(self, key: QueueKey, offset: int, seen: Seen, *, is_needed: bool = False) -> bool:
         """Whether the position keeps a queue that no broker lists now.
 
-        Args:
-            is_needed: the current micro-batch has messages of it, and the wait for its broker is
-                over.
-
         Raises:
             DataLossError: the queue no longer exists.
-            ValueError: it is needed, and no longer one of the query's topics.
+            ValueError: the micro-batch needs it, and it is no longer one of the query's topics.
         """
         brokers = self._brokers
         if not self._options.topics.has(key.topic):
@@ -333,9 +318,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises the error in a query's options from the first method that Spark calls.
-
-    Spark hides an error that `streamReader` raises behind an `UnboundLocalError` of its own.
+    """Raises the error in a query's options from the first method that Spark calls: Spark hides one
+    that `streamReader` raises behind an `UnboundLocalError` of its own.
     """
 
     def __init__(self, error: ValueError) -> None:

@@ -32,8 +32,8 @@ from martlet.spark.brokers.endpoint import (
     ReplicaSource,
 )
 from martlet.spark.read.batch_view import overview
-from martlet.spark.read.data_loss import LossReport, report_loss
-from martlet.spark.read.decode import Columns, LogChunk, chunk_of
+from martlet.spark.read.data_loss import LossReport
+from martlet.spark.read.decode import Columns, Int64s, LogChunk, chunk_of
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 from martlet.spark.read.split import Split, Task
 
@@ -82,7 +82,6 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _read_split(
     split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one split, from its broker's files or from the broker."""
     reading = _Reading(split, schema, endpoint)
     try:
         if split.view == "batches":
@@ -98,10 +97,8 @@ def _read_split(
 
 @functools.cache
 def _spare_collector() -> None:
-    """Exempt the objects that exist after the first split from garbage collection.
-
-    Spark's workers run a full collection after each task, through all that pyspark, pandas and
-    pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
+    """Exempt the objects that exist after the first split from garbage collection: after each task
+    Spark's workers collect all that pyspark, pandas and pyarrow have loaded, which takes 50 ms.
     """
     gc.freeze()
 
@@ -120,7 +117,6 @@ class _Reading:
         )
 
     def from_files(self, files: SegmentFiles) -> Iterator[pa.RecordBatch]:
-        """Read from `offset` on, from the segment files."""
         split = self.split
         if split.index:
             rows = np.frombuffer(split.index, ENTRY)
@@ -140,9 +136,7 @@ class _Reading:
             )
 
     def from_broker(self) -> Iterator[pa.RecordBatch]:
-        """Read from `offset` on, from the broker."""
         split = self.split
-        key = split.key
         while self.offset < split.end:
             try:
                 data = self.endpoint.batches(split.source, self.offset, CHUNK_BYTES)
@@ -154,9 +148,7 @@ class _Reading:
                 self.lose(split.end, LossReport.TRUNCATION)
                 return
             try:
-                chunk = chunk_of(
-                    data, _starts_of(data), topic_id=split.queue_topic_id, queue=key.queue
-                )
+                chunk = self._chunk(data, _starts_of(data))
             except BadRecord as trouble:
                 if self.damaged_count < self.endpoint.other_count:
                     self.damaged_count += 1
@@ -171,7 +163,6 @@ class _Reading:
     def _intact_batches(self, data: bytes, trouble: BadRecord) -> Iterator[pa.RecordBatch]:
         """Read the intact batches of a damaged answer, which the index locates."""
         split = self.split
-        key = split.key
         rows = next(self.endpoint.index_pages(split.source, self.offset, split.end), None)
         if rows is None or int(rows[0]["first_offset"]) > self.offset:
             if rows is None:
@@ -183,12 +174,7 @@ class _Reading:
             if at >= len(data):
                 return
             try:
-                chunk = chunk_of(
-                    data[at : at + length],
-                    np.zeros(1, np.int64),
-                    topic_id=split.queue_topic_id,
-                    queue=key.queue,
-                )
+                chunk = self._chunk(data[at : at + length], np.zeros(1, np.int64))
                 if chunk.headers[0]["first_offset"] != row["first_offset"]:
                     raise BadRecord("it is the record of another batch")
             except BadRecord as damage:
@@ -200,6 +186,10 @@ class _Reading:
                 yield from self._batches(chunk)
                 self._pass(chunk)
             at += length
+
+    def _chunk(self, data: bytes, starts: Int64s) -> LogChunk:
+        split = self.split
+        return chunk_of(data, starts, topic_id=split.queue_topic_id, queue=split.key.queue)
 
     def _batches(self, chunk: LogChunk) -> Iterator[pa.RecordBatch]:
         """Convert the wanted messages of a chunk, and report each gap between them."""
@@ -224,17 +214,11 @@ class _Reading:
 
     def lose(self, there: int, loss: LossReport, detail: str = "") -> None:
         """Report the loss of the messages up to an offset. Raises DataLossError."""
-        split = self.split
-        fail = split.fail_on_data_loss
-        self.offset = report_loss(fail, split.key, self.offset, there, loss, detail)
+        self.offset = self.split.lose(self.offset, there, loss, detail)
 
 
-def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Find where each of the consecutive records of an answer starts.
-
-    Raises:
-        BadRecord: a header is damaged, so the start of the next record is unknown.
-    """
+def _starts_of(data: bytes) -> Int64s:
+    """Find where each of the consecutive records of an answer starts. Raises BadRecord."""
     starts = []
     at = 0
     while at < len(data):

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -26,12 +25,10 @@ from martlet.client import ClientError, Producer, TransactionError, TransactionU
 from martlet.client.errors import ConnectFailed, ConnectRefused, TransactionRefused
 from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
-from martlet.client.transport.identity import Features
 from martlet.client.transport.tls import Tls
 from martlet.properties.model import NORMAL_PRIORITY, KeyHash
-from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder, KeyQueues
-from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.options import BatchId, CommitMessage, WriteFailed, WriteOptions
 from martlet.spark.write.placement import FoundBroker, broker_for, find_broker, refuse_copies
 
 _DEFAULT_MESSAGE_BYTES = 1 << 20
@@ -47,11 +44,10 @@ class BrokerTransaction:
     Args:
         batch_id: the batch that it publishes; None for a write that is never repeated.
         address: a broker other than the one that `broker_for` chooses.
-
-    Attributes:
-        address: the HTTP address that stands for the broker, or its id if lookup daemons find it.
-        broker_id: the id that the broker's replicas share; empty for a broker without replicas.
     """
+
+    broker_id: str
+    """The id that the broker's replicas share; empty for a broker without replicas."""
 
     def __init__(
         self, options: WriteOptions, transaction: str, batch_id: BatchId | None, address: str = ""
@@ -61,6 +57,7 @@ class BrokerTransaction:
         self._batch_id = batch_id
         name = transaction if batch_id is None else batch_id.name
         self.address = address or options.broker or broker_for(name, options.addresses)
+        """The HTTP address that stands for the broker, or its id if lookup daemons find it."""
         self._thread = loop_thread()
 
     def __enter__(self) -> Self:
@@ -81,17 +78,13 @@ class BrokerTransaction:
                     text = str(error) or f"no broker at {', '.join(broker.tcp_addresses)}"
                     raise WriteFailed(f"{self.address}: {text}") from error
         self.broker_id = broker.broker_id
+        begin = {"disposable": True, "check_after_ms": self._options.abandon_after_ms}
         self._staging = self._producer.staging(
-            self._transaction, self._begin(), broker=broker.broker_id
+            self._transaction, begin | _to_json(self._batch_id), broker=broker.broker_id
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._thread.call(self._producer.__aexit__(None, None, None))
 
     def _make_producer(self, broker: FoundBroker) -> Producer:
@@ -111,20 +104,8 @@ class BrokerTransaction:
             return FoundBroker((), options.broker)
         return find_broker(self.address, options.addresses, options.tls, options.timeout_ms)
 
-    def _begin(self) -> dict[str, Any]:
-        begin: dict[str, Any] = {
-            "disposable": True,
-            "check_after_ms": self._options.abandon_after_ms,
-        }
-        return begin | _to_json(self._batch_id)
-
     def stage(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
-        """Add rows to the transaction.
-
-        Raises:
-            ValueError: a row is no valid message.
-            WriteFailed: the broker refused the rows, or did not answer.
-        """
+        """Add rows to the transaction. Raises ValueError for a bad row, WriteFailed."""
         on_the_way: Future[None] | None = None
         is_repeated = False
         try:
@@ -148,10 +129,12 @@ class BrokerTransaction:
 
     def _blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterable[MessageBlock]:
         features = self._thread.call(self._staging.features())
+        # A block leaves room for the fields that go with it in a command's body.
+        max_body_bytes = features.max_body_bytes or _DEFAULT_BODY_BYTES
         encoder = Encoder(
             self._options.topic,
             self._key_queues,
-            block_bytes=_block_bytes(self._options, features),
+            block_bytes=max(1, min(self._options.block_bytes, max_body_bytes * 3 // 4)),
             max_message_bytes=features.max_message_bytes or _DEFAULT_MESSAGE_BYTES,
             delay_step_ms=self._options.delay_step_ms,
         )
@@ -185,72 +168,41 @@ class BrokerTransaction:
         return KeyQueues(count, KeyHash(name))
 
     def commit(self, branches: Mapping[str, int]) -> bool:
-        """Publish the rows that the tasks have staged.
-
-        Args:
-            branches: the rows of each task's branch.
-
-        Returns:
-            Whether the batch was published before.
-
-        Raises:
-            WriteFailed: the broker refused, or did not answer.
+        """Publish the rows that the tasks have staged, by their branches and their numbers of rows;
+        return whether the batch was published before. Raises WriteFailed.
         """
         fields: dict[str, Any] = {"id": self._transaction, "branches": dict(branches)}
-        try:
-            answer = self._call("transaction.commit", **fields, **_to_json(self._batch_id))
-        except ClientError as error:
-            raise _explained(error) from error
-        return bool(answer.get("repeated", False))
+        answer = self._call("transaction.commit", fields | _to_json(self._batch_id))
+        return answer is not None and bool(answer.get("repeated", False))
 
     def has_published(self, number: int) -> bool:
-        """Whether the broker published the batch of this name and that number, or a later one.
-
-        Raises:
-            WriteFailed: the broker refused, or did not answer.
-        """
+        """Whether the broker published that batch, or a later one. Raises WriteFailed."""
         assert self._batch_id is not None
         # To commit a transaction that was never begun changes nothing, and says whether its number
         # was committed before. `transaction.series` is for operators.
         unknown = f"{self._transaction[:200]}?{uuid.uuid4().hex}"
-        sequence = _to_json(self._batch_id._replace(number=number))
-        try:
-            self._call("transaction.commit", id=unknown, **sequence)
-        except TransactionRefused as error:
-            if error.code == "NOT_FOUND":
-                return False
-            raise _explained(error) from error
-        except ClientError as error:
-            raise _explained(error) from error
-        return True
+        fields = _to_json(self._batch_id._replace(number=number)) | {"id": unknown}
+        return self._call("transaction.commit", fields, "NOT_FOUND") is not None
 
     def roll_back(self) -> None:
-        """Discard the staged rows; a batch that was published stays.
+        """Discard the staged rows; a batch that was published stays. Raises WriteFailed."""
+        # Refused if it was committed or rolled back before, or no row came to the broker.
+        self._call("transaction.rollback", {"id": self._transaction}, "CONFLICT", "NOT_FOUND")
 
-        Raises:
-            WriteFailed: the broker refused, or did not answer.
-        """
+    def _call(
+        self, method: str, fields: Mapping[str, Any], *expected: str
+    ) -> Mapping[str, Any] | None:
+        """Call the broker; None if it refuses with an expected code. Raises WriteFailed."""
         try:
-            self._call("transaction.rollback", id=self._transaction)
-        except TransactionRefused as error:
-            # It was committed or rolled back before, or no row came to the broker.
-            if error.code not in ("CONFLICT", "NOT_FOUND"):
-                raise _explained(error) from error
+            return self._thread.call(self._staging.call(method, **fields))
         except ClientError as error:
+            if isinstance(error, TransactionRefused) and error.code in expected:
+                return None
             raise _explained(error) from error
-
-    def _call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        return self._thread.call(self._staging.call(method, **fields))
 
 
 def _to_json(batch_id: BatchId | None) -> dict[str, Any]:
     return {} if batch_id is None else {"series": batch_id.name, "series_number": batch_id.number}
-
-
-def _block_bytes(options: WriteOptions, features: Features) -> int:
-    """The size of a block, with room for the fields that go with it in a command's body."""
-    max_count = features.max_body_bytes or _DEFAULT_BODY_BYTES
-    return max(1, min(options.block_bytes, max_count * 3 // 4))
 
 
 def _explained(error: ClientError) -> WriteFailed:

@@ -36,7 +36,6 @@ _SIZE_BYTES = 4
 _ROW_BYTES = 16
 """Bytes of a message with properties beside its body and its entry."""
 _TIME_BYTES = 32
-"""Maximum bytes of a message's delivery time."""
 MAX_ROWS = 50_000
 """Rows of one block, so that the work for each row in a block stays short."""
 MAX_PENDING_BYTES = 64 << 20
@@ -94,28 +93,18 @@ class Rows(NamedTuple):
 
     def slice(self, first: int, stop: int) -> Rows:
         """Select the rows from `first` up to `stop`."""
-        return Rows(
-            self.bodies[first:stop],
-            None if self.entries is None else self.entries[first:stop],
-            None if self.tags is None else self.tags[first:stop],
-            None if self.times is None else self.times[first:stop],
-        )
+        return Rows._make(None if column is None else column[first:stop] for column in self)
 
 
 @dataclass
 class _Pending:
-    """The rows that wait for a destination's next block."""
-
     rows: list[Rows] = field(default_factory=list)
     size_bytes: int = 0
 
 
 class Encoder:
-    """Builds blocks of a task's rows.
-
-    Args:
-        key_queues: returns those of a topic; called if rows have keys.
-        delay_step_ms: delivery times are rounded up to multiples of it.
+    """Builds blocks of a task's rows, with delivery times rounded up to multiples of
+    `delay_step_ms`. `key_queues` returns those of a topic; it is called if rows have keys.
     """
 
     def __init__(
@@ -138,11 +127,7 @@ class Encoder:
         self._are_delays = False
 
     def add(self, batch: pa.RecordBatch) -> Iterator[MessageBlock]:
-        """Add rows, and yield the blocks that are full then.
-
-        Raises:
-            ValueError: a row is no valid message; the text names the column and the cause.
-        """
+        """Add rows, and yield the blocks that are full then. Raises ValueError for a bad row."""
         if not len(batch):
             return
         self._are_delays = batch.schema.get_field_index("delay") >= 0
@@ -309,13 +294,13 @@ class Encoder:
 
 
 def _joined(some: list[Rows]) -> Rows:
-    """Concatenate rows of one destination."""
     if len(some) == 1:
         return some[0]
     entries = tags = times = None
     if any(rows.entries is not None for rows in some):
+        empty = pa.scalar(b"", pa.binary())
         entries = pa.concat_arrays(
-            [_nothing(rows) if rows.entries is None else rows.entries for rows in some]
+            [pa.repeat(empty, len(r.bodies)) if r.entries is None else r.entries for r in some]
         )
     if any(rows.tags is not None for rows in some):
         tags = np.concatenate(
@@ -326,10 +311,6 @@ def _joined(some: list[Rows]) -> Rows:
             [np.zeros(len(r.bodies), np.int64) if r.times is None else r.times for r in some]
         )
     return Rows(pa.concat_arrays([rows.bodies for rows in some]), entries, tags, times)
-
-
-def _nothing(rows: Rows) -> pa.Array:
-    return pa.repeat(pa.scalar(b"", pa.binary()), len(rows.bodies))
 
 
 def _queues_of_keys(keys: pa.Array, topic_queues: list[KeyQueues], of_topic: Int64s) -> Int64s:

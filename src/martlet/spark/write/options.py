@@ -1,4 +1,4 @@
-"""The options of a writing query, checked before it writes.
+"""The options of a writing query, checked before it writes, and what its tasks report.
 
 ``docs/pipelines/sink.md`` has their meaning and defaults.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from pyspark.sql.datasource import WriterCommitMessage
 
 from martlet.names import is_valid_name
 from martlet.spark.brokers.addresses import SparkTls, parse_addresses
@@ -35,6 +37,32 @@ _MAX_APPLICATION_ID_LENGTH = 255
 _MAX_NUMBER = 2**63 - 1
 
 
+class WriteFailed(Exception):
+    """Rows could not be staged or published; the text has the cause and the way out."""
+
+
+class BatchId(NamedTuple):
+    """The identity of a batch, by which the broker deduplicates it."""
+
+    name: str
+    """The option applicationId, or the query's id."""
+    number: int
+
+
+@dataclass(frozen=True)
+class CommitMessage(WriterCommitMessage):
+    """The rows that a task has staged."""
+
+    transaction: str
+    batch_id: BatchId | None
+    """None for a write that is never repeated."""
+    branch: str
+    """The name of the task's rows within the transaction."""
+    message_count: int
+    is_repeated: bool = False
+    """Whether the broker has published this batch before."""
+
+
 @dataclass(frozen=True)
 class WriteOptions:
     """The options of one query that writes, valid."""
@@ -59,11 +87,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, raw: Mapping[str, str], kind: Literal["batch", "stream"]) -> WriteOptions:
-        """Read the options of a query; their names may be of any case.
-
-        Raises:
-            ValueError: an option is unknown, missing, wrong, or not for this kind of query.
-        """
+        """Read the options of a query; their names may be of any case. Raises ValueError."""
         options = _read(raw)
         if kind == "stream" and "batchId" in options:
             raise ValueError(
@@ -78,10 +102,10 @@ class WriteOptions:
                 "option applicationId of df.write needs option batchId, the number of this write:"
                 " what is above the last one is published, and what is not was published before"
             )
-        addresses = _addresses(options)
+        addresses, lookup_addresses = _doors(options)
         return cls(
             addresses=addresses,
-            lookup_addresses=_lookup_addresses(options),
+            lookup_addresses=lookup_addresses,
             broker=options.get("broker", ""),
             topic=_topic(options),
             application_id=_application_id(options),
@@ -96,11 +120,7 @@ class WriteOptions:
 
 
 def _read(raw: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names as they are spelled here, without those that Spark itself reads.
-
-    Raises:
-        ValueError: as `known`, and where an option means nothing of what is written.
-    """
+    """The options as they are spelled here, without those that Spark reads. Raises ValueError."""
     options = {name: value for name, value in raw.items() if name.lower() not in _SPARKS}
     for name, value in options.items():
         if name.lower() == "path":
@@ -111,12 +131,17 @@ def _read(raw: Mapping[str, str]) -> dict[str, str]:
     return spelled_options(options, _NAMES, "the martlet sink")
 
 
-def _lookup_addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses of lookup daemons; the brokers that these know may change at any time."""
+def _doors(options: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The addresses of brokers, or those of lookup daemons."""
     if "lookup" not in options:
+        if "addresses" not in options:
+            raise ValueError(
+                "option addresses is missing: the HTTP addresses of the brokers to write to, such"
+                " as 127.0.0.1:4151"
+            )
         if "broker" in options:
             raise ValueError("option broker needs option lookup too")
-        return ()
+        return parse_addresses("addresses", options["addresses"]), ()
     if not options.get("broker"):
         raise ValueError(
             "option lookup needs option broker, an id as in column broker of the source:"
@@ -124,18 +149,7 @@ def _lookup_addresses(options: Mapping[str, str]) -> tuple[str, ...]:
         )
     if "addresses" in options:
         raise ValueError("options addresses and lookup: give one of them")
-    return parse_addresses("lookup", options["lookup"])
-
-
-def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    if "lookup" in options:
-        return ()
-    if "addresses" not in options:
-        raise ValueError(
-            "option addresses is missing: the HTTP addresses of the brokers to write to, such as"
-            " 127.0.0.1:4151"
-        )
-    return parse_addresses("addresses", options["addresses"])
+    return (), parse_addresses("lookup", options["lookup"])
 
 
 def _topic(options: Mapping[str, str]) -> str | None:

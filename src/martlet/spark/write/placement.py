@@ -1,17 +1,14 @@
 """Placement: choose the one broker of several that gets all batches of a query.
 
-A transaction lives on one broker, and so does a batch: otherwise readers could see half of it.  All
-batches of a query go to the same broker, so that the rows of a key stay in order, and so that one
+All batches of a query go to one broker, so that the rows of a key stay in order, and so that one
 broker knows which batches were published.  Rendezvous hashing of the query's name and the addresses
-chooses it: each task computes it alone, queries spread over the brokers, and a change of the
-addresses moves few queries.
+chooses it: each task computes it alone, and a change of the addresses moves few queries.
 
 After such a move the new broker does not know the query's last batch, and would publish it again.
 So the commit at a broker that does not know the previous batch asks the other brokers first.
 
-The address of any replica stands for its broker, whichever is primary.  So the choice does not
-change with a failover: while a chosen address does not answer, the others are asked whether it is
-that of a replica of theirs.
+The address of any replica stands for its broker, whichever is primary: while a chosen address does
+not answer, the others are asked whether it is that of a replica of theirs.
 
 Lookup daemons find a broker by its id. Two processes that have it, since a data folder was copied,
 are refused: a task and the commit, or a batch and its repetition, would not meet the same one.
@@ -31,8 +28,8 @@ from martlet import unreachable
 from martlet.addresses import lookup_address
 from martlet.client.copied_folder import Process, confirmed, copies_in, refusal
 from martlet.spark.brokers.addresses import SparkTls
-from martlet.spark.brokers.endpoint import not_http
-from martlet.spark.write.commit_message import WriteFailed
+from martlet.spark.brokers.endpoint import FIRST_PAUSE_S, MAX_PAUSE_S, not_http
+from martlet.spark.write.options import WriteFailed
 
 _ANSWER_TIMEOUT_S = 10.0
 _REPLICA_TIMEOUT_S = 5.0
@@ -40,8 +37,6 @@ _REPLICA_TIMEOUT_S = 5.0
 _OTHERS_TIMEOUT_S = 2.0
 _REPLICATION = "/stats?format=json&topic=*&include_clients=false&include_mem=false"
 """Of no topic, as no name is ``*``: the state of the replicas, which everyone may ask for."""
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 2.0
 
 
 class FoundBroker(NamedTuple):
@@ -70,17 +65,15 @@ def broker_for(name: str, addresses: Sequence[str]) -> str:
 def find_broker(
     address: str, addresses: Sequence[str], tls: SparkTls | None, timeout_ms: int
 ) -> FoundBroker:
-    """Find the broker to which an HTTP address leads; retry at growing intervals.
+    """Find the broker to which an HTTP address, also of a replica, leads; retry if it is silent.
 
-    Args:
-        address: of the broker, or of one of its replicas.
-        addresses: all addresses of the query, which are asked about one that does not answer.
+    The other `addresses` of the query are asked about one that does not answer.
 
     Raises:
         BrokerUnavailable: no broker answered for `timeout_ms`, or another program did.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_PAUSE_S
     while True:
         try:
             return _ask(address, tls)
@@ -98,15 +91,11 @@ def find_broker(
                 " see option timeoutMs"
             )
         time.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+        pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
 
 def refuse_copies(broker: str, lookups: Sequence[str], tls: SparkTls | None) -> None:
-    """Refuse an id that two processes have which lookup daemons know, and which both run.
-
-    Raises:
-        WriteFailed: the text names them, and says what to do.
-    """
+    """Refuse an id of two running processes that lookup daemons know. Raises WriteFailed."""
     processes: dict[str, Process] = {}
     for lookup in lookups:
         with suppress(OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
@@ -168,11 +157,7 @@ def _ask_about(address: str, other: str, tls: SparkTls | None) -> FoundBroker | 
 
 
 def _report(status: int, body: bytes) -> dict[str, Any] | None:
-    """Read what a replica says of itself; None if it is a broker without replicas.
-
-    Raises:
-        OSError: it does not know its replicas yet.
-    """
+    """Read what a replica says of itself; None without replicas. Raises OSError: not found yet."""
     if status >= 500:
         raise OSError(f"HTTP {status}")
     try:
@@ -197,7 +182,6 @@ def _replicated(report: dict[str, Any], address: str) -> FoundBroker:
 
 
 def _on_host(address: str, port: int | str) -> str:
-    """A TCP address on the host of an HTTP address."""
     return f"{address.removeprefix('https://').rpartition(':')[0]}:{port}"
 
 

@@ -60,14 +60,13 @@ def of_fixed(rows: npt.NDArray[Any]) -> pa.Array:
 
 
 def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
-    """Encode the property entry of each row, empty for none; None if no row has any.
-
-    Raises:
-        BadProperties: a row exceeds a limit of properties; the text names it.
+    """Encode the property entry of each row, empty for none; None if no row has any. Raises
+    BadProperties, which names the limit.
     """
     columns = []
     if (tag := _column(batch, "tag")) is not None:
-        _check_tags(tag)
+        for text in _texts(tag.dictionary_encode()):
+            Properties(tag=text).pack()  # It checks the tag.
         columns.append(_fields(Field.TAG, _present(tag)))
     if (keys := _column(batch, "keys")) is not None:
         columns.append(_keys(keys))
@@ -128,13 +127,7 @@ def _present(texts: pa.Array) -> pa.Array:
     )
 
 
-def _check_tags(tag: pa.Array) -> None:
-    for text in _texts(tag.dictionary_encode()):
-        Properties(tag=text).pack()
-
-
 def _key(what: str, keys: pa.Array) -> pa.Array:
-    """Check the limits of keys."""
     try:
         keys.cast(pa.string())
     except pa.ArrowInvalid:
@@ -212,7 +205,6 @@ def _headers(lists: pa.Array) -> pa.Array:
 
 
 def _as_lists(maps: pa.Array) -> pa.Array:
-    """Convert maps to lists of keys and values."""
     key, item = maps.type.key_type, maps.type.item_type
     kind = pa.list_(pa.struct([pa.field("key", key, nullable=False), pa.field("value", item)]))
     return pa.Array.from_buffers(

@@ -76,12 +76,7 @@ PASSED_OVER = frozenset(field.name for field in SCHEMA) - COLUMNS.keys()
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Check that rows of a schema can be written.
-
-    Raises:
-        ValueError: a column is missing, unknown, or of another type; the text names the known
-            columns.
-    """
+    """Check that rows of a schema can be written. Raises ValueError, which names the column."""
     types = {field.name: field.dataType for field in schema}
     for name, kind in types.items():
         if name in PASSED_OVER:

@@ -2,15 +2,9 @@
 
 Tasks stage their rows in a transaction of the broker, where no consumer sees them.  When all are
 done, the driver commits: one record of the broker's log publishes the rows of all tasks, together
-with the batch's number in the query's sequence.  So whatever is killed, and when:
-
-- before the commit, no row of the batch is visible.  Spark repeats the batch in another
-  transaction, and the staged rows go with the next commit, or by their age;
-- after the commit and before Spark's own, Spark repeats the batch too, and the broker, which knows
-  its number, publishes no row again.  Only the number identifies the batch: Spark may split the
-  same offsets into other tasks.
-
-The option ``applicationId`` names the sequence, else the query's id, which the checkpoint keeps.
+with the batch's number in the query's sequence.  A batch that Spark repeats after that commit is
+published no more: the broker knows its number.  Only the number identifies the batch, as Spark may
+split the same offsets into other tasks.
 """
 
 from __future__ import annotations
@@ -19,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -29,8 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
-from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.options import BatchId, CommitMessage, WriteFailed, WriteOptions
 from martlet.spark.write.placement import BrokerUnavailable, broker_for
 from martlet.spark.write.schema import check_columns
 from martlet.text import counted
@@ -139,15 +133,10 @@ def _staged(
     if first is None:
         return CommitMessage(transaction, batch_id, "", 0)
     with _stage(options, transaction, batch_id) as stage:
-        staged = stage.stage(_chain(first, rows))
+        staged = stage.stage(chain([first], rows))
     for _ in rows:
         pass  # Spark wants all rows read, also of a batch that was published before.
     return staged
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _commit(options: WriteOptions, messages: Messages) -> None:
@@ -204,7 +193,6 @@ def _published_elsewhere(
 
 
 def _has_published(stage: BrokerTransaction, batch_id: BatchId | None) -> bool:
-    """Whether a broker has published the batch, or a later one."""
     return batch_id is not None and stage.has_published(batch_id.number)
 
 
