@@ -1,11 +1,8 @@
 """A report as one HTML file with texts, tables and plots.
 
-matplotlib draws the plots as SVG, which is embedded in the page, so the file can be mailed,
-archived and opened without a network. It looks like the admin page, whose stylesheet it has in
-itself, in light and dark.
-
-The file needs no script and no ``style`` attribute: the admin page shows it under a content
-security policy that allows neither.
+matplotlib draws the plots as SVG. The page has them and the admin page's stylesheet in itself, so
+it opens without a network. It needs no script and no ``style`` attribute: the admin page shows it
+under a content security policy that allows neither.
 """
 
 from __future__ import annotations
@@ -100,11 +97,9 @@ class Plot:
     series: Mapping[str, Sequence[float | None]]
     """By name, a value for each of `x`; None for a missing value."""
     unit: str = ""
-    """The label of the vertical axis."""
     kind: Literal["line", "bar"] = "line"
     open_from: int | None = None
-    """The number of the first position whose values may still change. Lines end before it, and
-    hollow dots follow."""
+    """The first position whose values may still change: lines end before it, and dots follow."""
 
     @property
     def is_single(self) -> bool:
@@ -143,11 +138,7 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """Write the page to a file atomically: a reader sees the old or the new page.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the page atomically: a reader sees the old or the new page. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -339,14 +330,12 @@ def cell(value: object) -> str:
     return visible(str(value))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 _ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _ENVIRONMENT.filters["cell"] = cell
 _ENVIRONMENT.filters["visible"] = visible
-_ENVIRONMENT.tests["a_number"] = _is_number
+_ENVIRONMENT.tests["a_number"] = lambda value: (
+    isinstance(value, int | float) and not isinstance(value, bool)
+)
 _ENVIRONMENT.tests["a_time"] = lambda value: isinstance(value, datetime)
 _ENVIRONMENT.globals["tones"] = {
     "plain": "", "good": "good", "warn": "notice", "bad": "alarm",

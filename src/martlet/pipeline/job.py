@@ -1,13 +1,9 @@
 """The common part of all jobs: description, Spark session, shutdown, and errors.
 
 A job is a function of its options and a `Run`, which has the session, reports progress, and says
-when the job must end::
-
-    def archive(options: ArchiveOptions, run: Run) -> ...
-
-A command runs a job by `carry_out`, which creates and stops the session and prints an error as one
-line.  SIGTERM and SIGINT end the job after its current step with exit code 0, since a job that is
-started again continues.
+when the job must end.  A command runs a job by `carry_out`, which creates and stops the session and
+prints an error as one line.  SIGTERM and SIGINT end the job after its current step with exit code
+0, since a job that is started again continues.
 """
 
 from __future__ import annotations
@@ -18,33 +14,37 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from rich.console import Console
 
+from martlet.addresses import Address
 from martlet.options.flag import OptionError
-from martlet.pipeline.metrics import Meter
-from martlet.pipeline.options import JobOptions
-from martlet.spark.brokers.brokers import NoSuchTopicError
+from martlet.pipeline.options import JobOptions, StreamJobOptions
+from martlet.spark.brokers.brokers import NoSuchTopicError, QueryBrokers
 from martlet.spark.java import spark_session
+from martlet.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 OptionsT = TypeVar("OptionsT", bound=JobOptions)
 OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
 """Exit codes: done, or ended by a signal; failed; the options or their SQL are wrong, so that a
 retry is pointless; an audit has found a loss."""
 
+_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _PIPED_WIDTH = 200
 """Characters of a line of a table that does not go to a terminal."""
 _ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+_PARSED = "_parsed"
 _log = logging.getLogger(__name__)
 
 
@@ -66,25 +66,71 @@ class Job(Generic[OptionsT]):
     """The first paragraph of its ``--help``."""
     options: type[OptionsT]
     work: Callable[[OptionsT, Run], int]
-    """Runs the job and returns the exit code."""
     check: Callable[[OptionsT], object] = lambda _options: None
     """Raises for invalid options, before Spark takes its seconds to start."""
     operands: tuple[str, ...] = ()
     """The flags that can be given as positional arguments, in order."""
     has_steps: bool = True
-    """Whether a signal ends the job after its current step; without steps, a signal interrupts the
-    job, and it must be started again."""
+    """Whether a signal ends the job after its current step; without steps it interrupts the job."""
+
+
+class Meter:
+    """The metrics of one job; a job can add its own to `registry`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._rows = Counter(
+            "martlet_pipeline_rows", "messages or rows that were done", registry=self.registry
+        )
+        self._batches = Histogram(
+            "martlet_pipeline_batch_seconds",
+            "how long a batch took",
+            registry=self.registry,
+            buckets=_BUCKETS_S,
+        )
+        self._last = Gauge(
+            "martlet_pipeline_last_batch_timestamp_seconds",
+            "when the last batch was done, in seconds since 1970",
+            registry=self.registry,
+        )
+        self._lag = Gauge(
+            "martlet_pipeline_lag",
+            "messages stored and not read yet, as of the last batch",
+            registry=self.registry,
+        )
+
+    @classmethod
+    @contextmanager
+    def serving(cls, address: str) -> Iterator[Meter]:
+        """Serve a new meter at ``http://address/metrics``, unless that is empty. Raises OSError."""
+        meter = cls()
+        if not address:
+            yield meter
+            return
+        parsed = Address.parse(address)
+        try:
+            server, thread = start_http_server(parsed.port, parsed.host, meter.registry)
+        except OSError as error:
+            why = error.strerror or error
+            raise OSError(f"--metrics-address={address} cannot be bound: {why}") from None
+        try:
+            yield meter
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def batch(self, rows: int, seconds: float, *, lag: int | None = None) -> None:
+        """Count a completed batch."""
+        self._rows.inc(rows)
+        self._batches.observe(seconds)
+        self._last.set_to_current_time()
+        if lag is not None:
+            self._lag.set(lag)
 
 
 class Run:
-    """One run of a job.
-
-    Attributes:
-        spark: the session of the job.
-        meter: the job's metrics for Prometheus.
-        stopping: set when the job must end after its current step.
-        console: prints tables.
-    """
+    """One run of a job."""
 
     def __init__(
         self,
@@ -95,6 +141,7 @@ class Run:
         self.spark = spark
         self.meter = meter or Meter()
         self.stopping = stopping or threading.Event()
+        """Set when the job must end after its current step."""
         # Off a terminal no table is cut to a terminal's width. Cells are texts of strangers.
         width = None if sys.stdout.isatty() else _PIPED_WIDTH
         self.console = Console(width=width, markup=False, emoji=False)
@@ -186,7 +233,6 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
 
 
 def _ended(job: Job[OptionsT]) -> int:
-    """Return the exit code of a job that a signal has ended."""
     if job.has_steps:
         return OK
     print(f"martlet pipeline {job.name}: ended before it was done", file=sys.stderr)
@@ -213,11 +259,7 @@ def _handling_signals(stopping: threading.Event, *, at_once: bool) -> Iterator[N
 
 @contextmanager
 def query_errors_as(prefix: str) -> Iterator[None]:
-    """Turn Spark's errors about SQL into one line.
-
-    Raises:
-        WrongQuery: the SQL is invalid, or names a column or function that does not exist.
-    """
+    """Turn Spark's errors about SQL into the one line of a WrongQuery."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
@@ -235,3 +277,42 @@ def cause(error: Exception) -> str:
     if errors:
         return f"{errors[-1][1]}: {errors[-1][2]}"
     return _STREAM.sub("", (lines or [type(error).__name__])[0])
+
+
+def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
+    """Check that the topics of a job exist, unless it allows missing ones; `named` is the option of
+    the source that names them.
+
+    Raises:
+        OptionError: a topic does not exist, or a name or pattern is invalid.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
+    """
+    if options.allow_missing_topics:
+        return
+    try:
+        source = ReadOptions.parse({**options.source, **named}, "batch")
+        with closing(QueryBrokers(source)) as brokers:
+            brokers.require_topics(brokers.poll(patient=True))
+    except NoSuchTopicError as error:
+        raise OptionError(
+            f"{error}. --allow-missing-topics goes on without it, and reads it once it exists"
+        ) from None
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def with_fields(messages: DataFrame, schema: str) -> DataFrame:
+    """Parse messages as JSON and add the fields that a schema names; nothing for an empty schema.
+    Raises ParseException.
+
+    A field that a message lacks is null; all fields are null if the message is not JSON.  A field
+    replaces a column of the source that has the same name.
+    """
+    from pyspark.sql import functions as F
+
+    if not schema:
+        return messages
+    read = messages.withColumn(_PARSED, F.from_json(F.col("value").cast("string"), schema))
+    names = {name.lower() for name in read.select(f"{_PARSED}.*").columns}
+    others = [name for name in messages.columns if name.lower() not in names]
+    return read.select(*others, f"{_PARSED}.*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from martlet.addresses import Address
 from martlet.options.addresses import (
@@ -124,12 +125,8 @@ class JobOptions(LogOptions):
         return {name: value for name, value in options.items() if value}
 
     def require_brokers(self, otherwise: str = "") -> None:
-        """Check that brokers are named, by flags or defaults.
-
-        Args:
-            otherwise: what may be named instead, for the error.
-
-        Raises OptionError.
+        """Check that brokers are named, by flags or defaults. Raises OptionError, whose text has
+        what else may be named.
         """
         if not (self.addresses or self.lookupd_http_addresses):
             brokers, daemons = default_addresses()
@@ -160,9 +157,11 @@ class StreamJobOptions(JobOptions):
     max_offsets: int = option(1_000_000, "maximum messages of one micro-batch", limits=(1, None))
 
     @property
-    def interval(self) -> str:
-        """The interval in Spark's notation."""
-        return f"{self.interval_ns // MILLISECOND_NS} milliseconds"
+    def trigger(self) -> dict[str, Any]:
+        """When micro-batches start, as arguments of Spark's `DataStreamWriter.trigger`."""
+        if self.once:
+            return {"availableNow": True}
+        return {"processingTime": f"{self.interval_ns // MILLISECOND_NS} milliseconds"}
 
 
 def _require_address(flag: str, text: str, like: str) -> None:

@@ -29,11 +29,8 @@ def start_query(start: Callable[[], StreamingQuery], run: Run) -> StreamingQuery
     """Start a query and wait until its source is ready, restarting it if that takes too long.
 
     Spark gives the Python worker of a stream's source ten seconds to start, which is too short on
-    a busy machine, for example while the other queries of the job start.  The query has read
-    nothing by then, so a restart is safe.
-
-    Returns:
-        The query; it may have failed for another reason, or too often.
+    a busy machine.  The query has read nothing by then, so a restart is safe.  The query returned
+    may have failed for another reason, or too often.
     """
     query = start()
     for _ in range(_MAX_STARTS - 1):
@@ -62,10 +59,7 @@ def follow(
         names: the queries' names by id, printed if there are several.
 
     Returns:
-        The number of messages.
-
-    Raises:
-        StreamingQueryException: a query has failed.
+        The number of messages. Raises StreamingQueryException: a query has failed.
     """
     rows = 0
     reported = dict.fromkeys((query.id for query in queries), -1)

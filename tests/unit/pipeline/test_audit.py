@@ -22,9 +22,8 @@ from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
 from martlet.pipeline import audit as audit_job
 from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.audit.coverage import Extent, missing_from
-from martlet.pipeline.audit.finding import CountLine, Finding, LogSummary
 from martlet.pipeline.audit.record_scan import walk
-from martlet.pipeline.audit.result import Audit, describe
+from martlet.pipeline.audit.result import Audit, CountLine, Finding, LogSummary, describe
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.testing import Broker
 

@@ -10,9 +10,7 @@ The archive's folder contains a folder that Parquet readers skip, as its name be
 
 A commit is one file, so it exists or not.  It records the archived offset of each queue, and the
 target of each staged file; or, for a compaction, which files replace which.  The process that wrote
-it then applies it.  If that process was killed first, the next one applies the commit before
-anything else; to apply it twice is harmless.  So the last commit has the complete state, and old
-commits can be removed.
+it then applies it, or the next one if that was killed; to apply it twice is harmless.
 
 A run takes the archive over by a commit of its own: later commits of an earlier run that is still
 alive are refused.
@@ -47,20 +45,24 @@ class TakenOverError(Exception):
     """Another run has taken the archive over."""
 
 
+def in_folder(folder: str, name: str) -> str:
+    """Return the path of a file in a folder, which is empty without partition columns."""
+    return f"{folder}/{name}" if folder else name
+
+
 @dataclass(frozen=True)
 class Swap:
     """Replaces files of one folder by others with the same rows."""
 
     folder: str
     new: str
-    """The staged folder, which replaces the folder if the store can exchange folders; else
-    `outputs` are moved from there."""
+    """The staged folder, to exchange with it, or else to move `outputs` from."""
     inputs: list[str]
     outputs: list[str]
 
     def path(self, name: str) -> str:
-        """Return the path of a file in the folder, which is empty without partition columns."""
-        return f"{self.folder}/{name}" if self.folder else name
+        """Return the path of a file in the folder."""
+        return in_folder(self.folder, name)
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,12 @@ class Commit:
 
     version: int
     run: str
-    """The run that owns the archive."""
     kind: str
     """One of begin, start, batch and compaction."""
     position: Position | None
     """The first offset of each queue that is not archived; None before a start."""
     rows: int = 0
     moves: list[tuple[str, str]] = field(default_factory=list)
-    """Staged files and their targets."""
     swaps: list[Swap] = field(default_factory=list)
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
@@ -88,11 +88,7 @@ class Commit:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Commit:
-        """Decode the content of a commit's file.
-
-        Raises:
-            ArchiveDamagedError: the content is not a commit.
-        """
+        """Decode the content of a commit's file. Raises ArchiveDamagedError."""
         try:
             fields = json.loads(content)
             return cls(
@@ -116,13 +112,11 @@ class ArchiveCommitLog:
 
     def latest(self) -> Commit | None:
         """Read the last commit; None if there is no archive yet."""
-        name = max(self._names(), default=None)
-        while name is not None:
+        while (name := max(self._names(), default=None)) is not None:
             content = self._store.read(name)
             if content is not None:
                 return Commit.parse(content, self._store.path(name))
             # Another process has committed meanwhile and removed this one.
-            name = max(self._names(), default=None)
         return None
 
     def add(
@@ -135,12 +129,8 @@ class ArchiveCommitLog:
         moves: list[tuple[str, str]] | None = None,
         swaps: list[Swap] | None = None,
     ) -> Commit:
-        """Write a commit and apply it.
-
-        Args:
-            kind: as in `Commit`.
-            run: the run that commits; None keeps the owner of the archive.
-            position: the new position; None keeps the one before.
+        """Write a commit and apply it. Without a `run` the owner of the archive stays, without a
+        `position` the one before.
 
         Raises:
             TakenOverError: another run owns the archive.
@@ -172,11 +162,7 @@ class ArchiveCommitLog:
         return commit
 
     def apply_latest(self) -> Commit | None:
-        """Apply the last commit, if that was not done yet, and return it.
-
-        Raises:
-            ArchiveDamagedError: the commit cannot be applied, or later commits are missing.
-        """
+        """Apply the last commit, unless that is done, and return it. Raises ArchiveDamagedError."""
         latest = self.latest()
         version = latest.version if latest is not None else -1
         if self._applied < 0 or version > self._applied:

@@ -7,26 +7,28 @@ order of their names and so of their messages.  Files with different schemas are
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from martlet.pipeline.archive.commit_log import STAGED, Swap
+from martlet.pipeline.archive.commit_log import STAGED, Swap, in_folder
+from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.archive.writing import ROW_GROUP_BYTES, parquet_writer
+from martlet.pipeline.archive.writing import parquet_writer, row_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
 _BATCH_ROWS = 64 << 10
 _MAX_FOLDERS_AT_ONCE = 256
-"""The folders of one commit."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,8 @@ class Joining:
     flush: bool
 
     def join(self) -> tuple[Joining, list[str], list[str]]:
-        """Merge the files that have the same schema.
-
-        Returns:
-            The task, the names of the files that were merged, and those of the merged files.
-
-        Raises:
-            OSError, pyarrow.ArrowException: a file cannot be read.
+        """Merge the files that have the same schema, and return the task, the names of these files
+        and those of the merged ones. Raises OSError, pyarrow.ArrowException.
         """
         store = Store.at(self.location)
         joined: list[str] = []
@@ -65,8 +62,7 @@ class Joining:
     def _by_schema(self, store: Store) -> Iterator[tuple[pa.Schema, list[str]]]:
         kinds: list[tuple[pa.Schema, list[str]]] = []
         for name in self.names:
-            path = store.path(f"{self.folder}/{name}" if self.folder else name)
-            schema = pq.read_schema(path, filesystem=store.system)
+            schema = pq.read_schema(self._path(store, name), filesystem=store.system)
             for kind_schema, names in kinds:
                 if kind_schema.equals(schema):
                     names.append(name)
@@ -78,12 +74,11 @@ class Joining:
     def _write(self, store: Store, schema: pa.Schema, names: list[str], output: str) -> None:
         read = written = 0
         with store.sink(output) as sink, parquet_writer(sink, schema, self.compression) as writer:
-            for rows in _row_groups(self._batches(store, names)):
+            for rows in row_groups(self._batches(store, names)):
                 writer.write_table(rows, row_group_size=len(rows))
                 written += len(rows)
         for name in names:
-            path = store.path(f"{self.folder}/{name}" if self.folder else name)
-            read += pq.read_metadata(path, filesystem=store.system).num_rows
+            read += pq.read_metadata(self._path(store, name), filesystem=store.system).num_rows
         if read != written:
             raise OSError(f"{output}: {written:,} rows were written of {read:,}")
         if self.flush:
@@ -91,22 +86,11 @@ class Joining:
 
     def _batches(self, store: Store, names: list[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
-            path = store.path(f"{self.folder}/{name}" if self.folder else name)
-            with pq.ParquetFile(path, filesystem=store.system) as file:
+            with pq.ParquetFile(self._path(store, name), filesystem=store.system) as file:
                 yield from file.iter_batches(_BATCH_ROWS)
 
-
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        gathered.append(batch)
-        size += batch.nbytes
-        if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield pa.Table.from_batches(gathered)
+    def _path(self, store: Store, name: str) -> str:
+        return store.path(in_folder(self.folder, name))
 
 
 @dataclass(frozen=True)
@@ -120,18 +104,9 @@ class Compacted:
 class Compaction:
     """Merges the small files of one archive."""
 
-    def __init__(
-        self,
-        table: ParquetTable,
-        target_bytes: int,
-        compression: str,
-        *,
-        flush: bool,
-    ) -> None:
+    def __init__(self, table: ParquetTable, options: ArchiveOptions) -> None:
         self._table = table
-        self._target_bytes = target_bytes
-        self._compression = compression
-        self._flush = flush
+        self._options = options
 
     def folders(self) -> list[str]:
         """List the folders that have files."""
@@ -143,7 +118,7 @@ class Compaction:
         return {
             name: size
             for name, size in self._table.files(folder).items()
-            if size < self._target_bytes // 2
+            if size < self._options.target_bytes // 2
         }
 
     def run(self, spark: SparkSession, folders: Sequence[str], run: str | None) -> Compacted:
@@ -163,8 +138,8 @@ class Compaction:
                 folder,
                 names,
                 f"{stage}/{number}",
-                self._compression,
-                self._flush,
+                self._options.compression,
+                self._options.flush,
             )
             for number, folder in enumerate(folders)
             for names in self._groups(folder)
@@ -183,11 +158,10 @@ class Compaction:
             self._table.store.remove_tree(stage)
 
     def _groups(self, folder: str) -> Iterator[list[str]]:
-        """Group the small files of a folder up to the target size."""
         group: list[str] = []
         size = 0
         for path, size_bytes in self.small(folder).items():
-            if group and size + size_bytes > self._target_bytes:
+            if group and size + size_bytes > self._options.target_bytes:
                 if len(group) > 1:
                     yield group
                 group, size = [], 0
@@ -198,17 +172,12 @@ class Compaction:
 
 
 class CompactionWatch:
-    """Decides which folders to compact during a run.
+    """Compacts folders during a run: those with many small files, and those that get no more."""
 
-    Args:
-        max_files: the number of small files at which a folder is compacted.
-        idle_s: the time without a new file after which two small files are enough.
-    """
-
-    def __init__(self, compaction: Compaction, max_files: int, idle_s: float) -> None:
-        self._compaction = compaction
-        self._max_files = max_files
-        self._idle_s = idle_s
+    def __init__(self, table: ParquetTable, options: ArchiveOptions) -> None:
+        self._compaction = Compaction(table, options)
+        self._max_files = max(2, options.compact_files)
+        self._idle_s = options.compact_idle_ns / 1e9
         self._small: dict[str, int] = {}
         self._last_s: dict[str, float] = {}
 
@@ -222,7 +191,18 @@ class CompactionWatch:
                 self._small[folder] = len(self._compaction.small(folder))
             self._last_s[folder] = now_s
 
-    def due(self) -> list[str]:
+    def run(self, spark: SparkSession, run: str) -> Compacted:
+        """Compact the folders that are due; log a failure and continue."""
+        folders = self._due()
+        if not folders:
+            return Compacted()
+        try:
+            return self._compaction.run(spark, folders, run)
+        except OSError as error:
+            _log.warning("cannot merge small files of %s: %s", ", ".join(folders), error)
+            return Compacted()
+
+    def _due(self) -> list[str]:
         """Return the folders to compact now, and forget their counts."""
         now_s = time.monotonic()
         folders = []

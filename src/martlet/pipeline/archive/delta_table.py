@@ -140,11 +140,7 @@ class DeltaTable:
 
 
 def compact(location: str, target_bytes: int) -> Compacted:
-    """Merge the small files of a table, and remove files that no version of the last week uses.
-
-    Raises:
-        ValueError: there is no table.
-    """
+    """Merge small files, and remove those that no version of a week uses. Raises ValueError."""
     uri, storage = delta_location(location)
     try:
         table = deltalake.DeltaTable(uri, storage_options=storage)

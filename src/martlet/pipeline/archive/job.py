@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
 from martlet.options.flag import OptionError
-from martlet.pipeline.archive.compaction import Compacted
+from martlet.pipeline.archive.compaction import Compacted, Compaction
 from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.query import (
-    Archive,
-    ArchiveBatch,
-    compaction_of,
-    location_of,
-    topics_of,
-)
+from martlet.pipeline.archive.query import Archive, ArchiveBatch, topics_of
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.job import OK, Job, Run, session
+from martlet.pipeline.job import OK, Job, Run, require_topics, session
 from martlet.pipeline.stream_monitor import follow, start_query
-from martlet.pipeline.topics import require_topics
 from martlet.text import counted
 
 if TYPE_CHECKING:
@@ -72,11 +66,11 @@ def _compact(options: ArchiveOptions, run: Run) -> Result:
         from martlet.pipeline.archive.delta_table import compact
 
         try:
-            done = compact(location_of(options.out), options.target_bytes)
+            done = compact(Store.at(options.out).location, options.target_bytes)
         except ValueError as error:
             raise OptionError(str(error)) from error
     else:
-        compaction = compaction_of(options, ParquetTable(Store.at(location_of(options.out))))
+        compaction = Compaction(ParquetTable(Store.at(options.out)), options)
         folders = compaction.folders()
         if not folders:
             raise OptionError(f"--out={options.out} holds no Parquet files")
@@ -86,28 +80,15 @@ def _compact(options: ArchiveOptions, run: Run) -> Result:
 
 
 class _RunTotals:
-    """Sums the batches of a run and counts them in its metrics.
-
-    Attributes:
-        result: the sum so far.
-    """
-
     def __init__(self, run: Run) -> None:
         self.result = Result()
         self._rows: dict[int, int] = {}
-        registry = run.meter.registry
-        self._files = Counter(
-            "martlet_archive_files", "Parquet files that were committed", registry=registry
-        )
-        self._bytes = Counter(
-            "martlet_archive_bytes", "bytes of the files that were committed", registry=registry
-        )
-        self._joined = Counter(
-            "martlet_archive_joined_files", "small files that were joined", registry=registry
-        )
+        counter = partial(Counter, registry=run.meter.registry)
+        self._files = counter("martlet_archive_files", "Parquet files that were committed")
+        self._bytes = counter("martlet_archive_bytes", "bytes of the files that were committed")
+        self._joined = counter("martlet_archive_joined_files", "small files that were joined")
 
     def add(self, batch: ArchiveBatch) -> None:
-        """Count a committed micro-batch."""
         self._rows[batch.number] = batch.rows
         self._files.inc(batch.files)
         self._bytes.inc(batch.size_bytes)

@@ -74,14 +74,8 @@ class ParquetTable:
         }
 
     def compacted(self, swaps: Sequence[Swap], run: str | None) -> list[Swap]:
-        """Commit compacted files in place of the files that they were merged from.
-
-        Args:
-            swaps: the replacements; those with a missing file are skipped.
-            run: the run that must own the archive; None for any.
-
-        Returns:
-            The replacements that were made.
+        """Commit compacted files in place of those that they were merged from, except where one is
+        missing; return what was replaced. With a `run`, that must own the archive.
         """
         with self.store.lock():
             self._log.apply_latest()
@@ -96,7 +90,6 @@ class ParquetTable:
         return good
 
     def _is_possible(self, swap: Swap) -> bool:
-        """Return whether all old and all new files are there."""
         inputs = set(map(swap.path, swap.inputs))
         outputs = {f"{swap.new}/{name}" for name in swap.outputs}
         return inputs <= set(self.files(swap.folder)) and outputs <= set(self.store.files(swap.new))

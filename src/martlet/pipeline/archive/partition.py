@@ -5,9 +5,8 @@ files: Spark, pyarrow and DuckDB read them from the path.  ``topic`` is the mess
 ``date`` and ``hour`` (two digits, UTC) are those of the broker's timestamp.  Any other name is a
 field of the messages, and a field also takes precedence over these three.
 
-A value that would make the name of a folder, or the path, too long is shortened: to its first 16
-characters, a ``~`` and 32 hexadecimal digits of its SHA-256, so that a reader can still choose
-folders by it. The files there have the full value in the column ``_long_<name>``.
+A value that would make the name of a folder, or the path, too long is shortened, so that a reader
+can still choose folders by it. The files there have the full value in the column ``_long_<name>``.
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ LONG = "_long_"
 _KEPT_CHARACTERS = 16
 _HASH_DIGITS = 32
 SHORTENED_BYTES = 4 * _KEPT_CHARACTERS + 1 + _HASH_DIGITS
-"""The maximum length of a shortened value."""
 
 
 Values = dict[str, str | None]
-"""The values of partition columns, by name."""
 
 
 class UnwritableFolderError(ValueError):
@@ -74,13 +71,8 @@ def shortened(value: str) -> str:
 
 
 def fitted(partition: Values, max_bytes: int) -> Values:
-    """Shorten those values whose folders could not be made otherwise.
-
-    Args:
-        max_bytes: the maximum length of the folder's path.
-
-    Raises:
-        UnwritableFolderError: the path is too long all the same.
+    """Shorten those values whose folders could not be made otherwise, in paths of `max_bytes`.
+    Raises UnwritableFolderError: the path is too long all the same.
     """
     fit = dict(partition)
     sizes = {name: len(_segment(name, value).encode()) for name, value in fit.items()}
@@ -157,7 +149,6 @@ class Partitioning:
             yield self._values(group, topic), group
 
     def _values(self, rows: pa.Table, topic: str) -> Values:
-        """Return the partition values of rows, which are the same for all of them."""
         values: Values = {}
         for name in self.names:
             if name in self.fields:
@@ -172,7 +163,6 @@ class Partitioning:
 
 
 def _groups(rows: pa.Table, codes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Yield the rows of each code, in their order."""
     low, high = int(codes.min()), int(codes.max())
     if low == high:
         yield rows

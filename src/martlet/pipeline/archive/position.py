@@ -24,10 +24,7 @@ class TwoWritersError(Exception):
 
 
 def started(position: Position, start: Position) -> dict[QueueKey, int]:
-    """Add new queues to a position, with their starting offsets.
-
-    A topic that was created again replaces the earlier topic of its name.
-    """
+    """Add new queues to a position. A topic that was created again replaces the earlier one."""
     topic_ids = {(key.broker, key.topic): key.topic_id for key in position}
     fresh = {key: offset for key, offset in start.items() if key not in position}
     recreated = {
@@ -40,11 +37,7 @@ def started(position: Position, start: Position) -> dict[QueueKey, int]:
 
 
 def advanced(position: Position, stretches: Iterable[Span]) -> dict[QueueKey, int]:
-    """Advance a position past stretches that were archived.
-
-    Raises:
-        TwoWritersError: a stretch begins before the position.
-    """
+    """Advance a position past stretches. Raises TwoWritersError: one begins before the position."""
     ordered = sorted(stretches)
     further = started(position, {stretch.key: stretch.start for stretch in reversed(ordered)})
     for key, start, end in ordered:
@@ -61,13 +54,10 @@ class Written(NamedTuple):
     """A file that a task has written."""
 
     staged: str
-    """Its staged path."""
     name: str
-    """Its target path."""
     rows: int
     size_bytes: int
     partition: dict[str, str | None]
-    """The values of its partition columns."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,6 @@ class Manifest:
 
     stretch: Span
     folder: str
-    """The staged folder of the batch."""
     files: Sequence[Written]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 import uuid
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from martlet.pipeline.archive.compaction import Compacted, Compaction, CompactionWatch
+from martlet.pipeline.archive.compaction import Compacted, CompactionWatch
 from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.position import Manifest
@@ -27,8 +26,6 @@ from martlet.pipeline.archive.writing import Writing
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class ArchiveBatch:
@@ -40,7 +37,6 @@ class ArchiveBatch:
     size_bytes: int
     """`rows`, `files` and `size_bytes`: the rows and files that it has added."""
     compacted: Compacted
-    """The compaction after it."""
     took_s: float
     """The time to write, commit and compact it."""
 
@@ -66,7 +62,7 @@ class Archive:
         self._spark = spark
         self._on_batch = on_batch
         self._run = uuid.uuid4().hex
-        self.location = location_of(options.out)
+        self.location = Store.at(options.out).location
         schema = _parse_ddl(options.json_schema) if options.json_schema else None
         self._writing = Writing(
             self.location,
@@ -76,21 +72,11 @@ class Archive:
             in_place=options.format == "delta",
         )
         self._table = open_table(self._writing)
-        self._compaction: Compaction | None = None
-        if isinstance(self._table, ParquetTable):
-            self._compaction = compaction_of(options, self._table)
-        self._watch = self._watched()
-
-    def _watched(self) -> CompactionWatch | None:
-        options = self._options
-        table = self._table
-        if self._compaction is None or not options.compact_files:
-            return None
-        is_local = isinstance(table, ParquetTable) and isinstance(table.store, LocalStore)
-        if not (is_local and options.partitions):
-            return None  # Without an exchange, readers would miss rows again and again.
-        max_count = max(2, options.compact_files)
-        return CompactionWatch(self._compaction, max_count, options.compact_idle_ns / 1e9)
+        self._watch: CompactionWatch | None = None
+        table, is_wanted = self._table, options.compact_files and options.partitions
+        # Without an exchange of folders, readers would miss rows again and again.
+        if is_wanted and isinstance(table, ParquetTable) and isinstance(table.store, LocalStore):
+            self._watch = CompactionWatch(table, options)
 
     def start(self) -> StreamingQuery:
         """Take the archive over and start the query, which continues where the archive ends.
@@ -122,14 +108,12 @@ class Archive:
             .option("checkpointLocation", self._checkpoint())
             .foreachBatch(self._commit)
         )
-        if options.once:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=options.interval).start()
+        return writer.trigger(**options.trigger).start()
 
     def _checkpoint(self) -> str:
         """Return the folder of Spark's checkpoint; the position is in the archive itself."""
         if self._options.checkpoint:
-            return location_of(self._options.checkpoint)
+            return Store.at(self._options.checkpoint).location
         store = Store.at(self.location)
         if isinstance(store, LocalStore):
             return store.path("_checkpoint")
@@ -144,7 +128,7 @@ class Archive:
         compacted = Compacted()
         if self._watch is not None:
             self._watch.added(Counter(file.name.rpartition("/")[0] for file in files))
-            compacted = self._compact(self._watch.due())
+            compacted = self._watch.run(self._spark, self._run)
         done = ArchiveBatch(
             number=number,
             rows=rows,
@@ -155,38 +139,12 @@ class Archive:
         )
         self._on_batch(done)
 
-    def _compact(self, folders: list[str]) -> Compacted:
-        """Merge small files; log a failure and continue."""
-        assert self._compaction is not None
-        if not folders:
-            return Compacted()
-        try:
-            return self._compaction.run(self._spark, folders, self._run)
-        except OSError as error:
-            _log.warning("cannot merge small files of %s: %s", ", ".join(folders), error)
-            return Compacted()
-
 
 def topics_of(options: ArchiveOptions) -> dict[str, str]:
     """Return the topics as an option of the source."""
     if options.topic_pattern:
         return {"topicPattern": options.topic_pattern}
     return {"topic": ",".join(options.topics)}
-
-
-def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
-    """Create the compaction of an archive."""
-    return Compaction(
-        table,
-        options.target_bytes,
-        options.compression,
-        flush=options.flush,
-    )
-
-
-def location_of(text: str) -> str:
-    """Make a local path absolute; return a URL as it is."""
-    return Store.at(text).location
 
 
 def _parse_ddl(ddl: str) -> StructType:

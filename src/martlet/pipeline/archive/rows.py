@@ -1,10 +1,5 @@
-"""The rows of an archive, built from the columns of the source, in one of two shapes.
-
-- **Raw**: a row for each message with the columns of the source, the body as bytes in `value`.
-- **JSON**: the fields of the message as columns, and its origin in `_topic`, `_queue`, `_offset`,
-  `_timestamp`, `_message_id`, `_broker`, `_key`, `_headers`, `_tag` and `_keys`.  A message that
-  does not match the schema is kept as text in `_corrupt_record`, beside the fields that do match;
-  if it is not UTF-8, its bytes are in `_value`.  An option keeps `_value` for every message.
+"""The rows of an archive, in one of two shapes: raw, with the columns of the source, or JSON, with
+the fields of messages and their origin.  ``docs/pipelines/archive.md`` has their columns.
 """
 
 from __future__ import annotations
@@ -89,12 +84,11 @@ class Shape:
             raise ValueError(
                 f"the schema may not have {', '.join(taken)}: the archive has columns of that name"
             )
-        columns = {*self.schema.names, "topic", "date", "hour"}
+        columns = dict.fromkeys([*self.schema.names, "topic", "date", "hour"])
         missing = [name for name in self.partition_by if name not in columns]
         if missing:
             raise ValueError(
-                f"cannot partition by {', '.join(missing)}: there are"
-                f" {', '.join(dict.fromkeys([*self.schema.names, 'topic', 'date', 'hour']))}"
+                f"cannot partition by {', '.join(missing)}: there are {', '.join(columns)}"
             )
         if len(set(self.partition_by)) < len(self.partition_by):
             raise ValueError(
@@ -169,13 +163,8 @@ def encodings(schema: pa.Schema) -> dict[str, object]:
 def shape_of(
     json_schema: StructType | None, partition_by: Sequence[str], *, keeps_value: bool
 ) -> Shape:
-    """Create the shape for a schema of Spark.
-
-    Args:
-        json_schema: the fields of JSON messages; None for the raw shape.
-
-    Raises:
-        ValueError: the schema has no fields, or a reserved name; or a partition column is invalid.
+    """Create the shape for the fields of JSON messages, None for the raw shape. Raises ValueError:
+    there are no fields, or a reserved name; or a partition column is invalid.
     """
     if json_schema is None:
         return Shape(partition_by)

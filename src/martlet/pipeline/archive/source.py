@@ -94,11 +94,8 @@ class ArchiveReader(StreamReader):
         return nested(start)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Plan the tasks for the offsets of a micro-batch that are not archived yet.
-
-        Raises:
-            DataLossError: the broker no longer has some of them.
-            ValueError: the checkpoint belongs to another archive.
+        """Plan the tasks for the offsets of a micro-batch that are not archived yet. Raises
+        DataLossError, ValueError: the checkpoint belongs to another archive.
         """
         planned = [task for task in super().partitions(start, end) if isinstance(task, Task)]
         if not planned:
@@ -123,10 +120,8 @@ class ArchiveReader(StreamReader):
     def _unarchived(
         self, split: Split, position: Mapping[QueueKey, int], seen: set[QueueKey]
     ) -> Split:
-        """Return the part of a split that is not archived yet. Raises DataLossError.
-
-        Args:
-            seen: the queues of earlier splits; the split's queue is added.
+        """Return the part of a split that is not archived yet, and add its queue to those `seen` in
+        earlier splits. Raises DataLossError.
         """
         reached = position.get(split.key, split.start)
         if split.start > reached and split.key not in seen:

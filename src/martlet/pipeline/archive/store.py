@@ -52,9 +52,7 @@ class Store:
     @staticmethod
     def at(location: str) -> Store:
         """Open the folder at a local path, ``file://``, ``hdfs://``, ``s3://``, or another URL.
-
-        Raises:
-            ValueError: neither pyarrow nor fsspec knows the URL's scheme.
+        Raises ValueError: neither pyarrow nor fsspec knows the URL's scheme.
         """
         if "://" not in location:
             return LocalStore(Path(location))
@@ -62,11 +60,9 @@ class Store:
             system, root = fs.FileSystem.from_uri(location)
         except (ValueError, NotImplementedError) as error:
             return Store(*_by_fsspec(location, error), location)
-        return (
-            LocalStore(Path(root))
-            if isinstance(system, fs.LocalFileSystem)
-            else Store(system, root, location)
-        )
+        if isinstance(system, fs.LocalFileSystem):
+            return LocalStore(Path(root))
+        return Store(system, root, location)
 
     def path(self, name: str) -> str:
         """Return the path on the file system."""
@@ -108,11 +104,7 @@ class Store:
             self.move(name + _NEW, name)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; do nothing if that was done already.
-
-        Raises:
-            FileNotFoundError: neither the source nor the target exists.
-        """
+        """Rename a file; do nothing if that was done already. Raises FileNotFoundError."""
         source_info, target_info = self.system.get_file_info([self.path(source), self.path(target)])
         if source_info.type == fs.FileType.NotFound:
             if target_info.type == fs.FileType.NotFound:
@@ -299,12 +291,8 @@ def _by_fsspec(location: str, error: Exception) -> tuple[fs.FileSystem, str]:
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders atomically: a reader of either path sees one of the two.
 
-    Returns:
-        False if the system or the file system does not support it. Linux has ``renameat2`` with
-        RENAME_EXCHANGE on the usual file systems; Python has no call for it.
-
-    Raises:
-        OSError: the exchange failed otherwise, for example because a folder does not exist.
+    Return False if the system or the file system does not support it; raise OSError if the exchange
+    failed otherwise. Linux has ``renameat2`` with RENAME_EXCHANGE; Python has no call for it.
     """
     call = _renameat2()
     if call is None:

@@ -20,11 +20,8 @@ class ArchiveTable(Protocol):
         """Take the table over for a run, and remove leftovers of earlier runs."""
 
     def position(self, queues: Iterable[QueueKey]) -> Position | None:
-        """Read the archived offsets of these queues.
-
-        Returns:
-            The first offset of each queue that is not archived, without unknown queues and perhaps
-            with others; None before the first `start`.
+        """Read the first offset of each of these queues that is not archived, and perhaps of
+        others; None before the first `start`.
         """
 
     def start(self, run: str, start: Position) -> None:

@@ -8,7 +8,7 @@ until the driver has moved them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -39,23 +39,18 @@ class Writing:
     """The settings of a write, which are sent to each task."""
 
     location: str
-    """The archive's folder or URL."""
     shape: Shape
     compression: str = "snappy"
     """One of snappy, zstd, gzip and none."""
     flush: bool = True
     """Whether to flush each file to disk before it is committed."""
     in_place: bool = False
-    """Whether to write files to their final folders, as for a Delta table, whose readers see only
-    committed files."""
+    """Whether to write files to their final folders: readers of Delta see only committed ones."""
 
     def write(
         self, batches: Iterable[pa.RecordBatch], stretch: Span, folder: str, store: Store
     ) -> Manifest:
         """Write the messages of a stretch.
-
-        Args:
-            batches: the messages, with the columns of the source.
 
         Raises:
             TooManyFoldersError: the messages belong to more folders than a task can write to.
@@ -64,20 +59,26 @@ class Writing:
         """
         files = Files(self, stretch, folder, store)
         try:
-            gathered: list[pa.RecordBatch] = []
-            size = 0
-            for messages in batches:
-                gathered.append(self.shape.rows(messages))
-                size += gathered[-1].nbytes
-                if size >= ROW_GROUP_BYTES:
-                    files.add(pa.Table.from_batches(gathered))
-                    gathered, size = [], 0
-            if gathered:
-                files.add(pa.Table.from_batches(gathered))
+            for rows in row_groups(map(self.shape.rows, batches)):
+                files.add(rows)
             return Manifest(stretch, folder, files.finish())
         except BaseException:
             files.abandon()
             raise
+
+
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Gather batches up to the size of a row group."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
 
 
 def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
@@ -96,8 +97,6 @@ def with_full_values(rows: pa.Table, values: Mapping[str, str]) -> pa.Table:
 
 @dataclass
 class _OpenFile:
-    """A file that is being written."""
-
     name: str
     target: str
     partition: Values

@@ -25,9 +25,8 @@ from martlet.client.copied_folder import Copies, refusal
 from martlet.log.folder import NoLog
 from martlet.pipeline.audit.coverage import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
-from martlet.pipeline.audit.finding import Finding, LogSummary
 from martlet.pipeline.audit.options import AuditOptions
-from martlet.pipeline.audit.result import Audit
+from martlet.pipeline.audit.result import Audit, Finding, LogSummary
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
@@ -187,9 +186,8 @@ def _distinct(surveys: list[Survey]) -> list[Survey]:
 
 
 def _known_by(endpoint: Endpoint) -> list[str]:
-    """Return the HTTP addresses of the brokers that a lookup knows.
-
-    Raises JobFailed: one is none; a log that is left out is no audit.
+    """Return the HTTP addresses of the brokers that a lookup knows. Raises JobFailed: one is none;
+    a log that is left out is no audit.
     """
     try:
         return [

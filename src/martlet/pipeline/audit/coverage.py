@@ -45,12 +45,9 @@ class Extent:
     segments: Sequence[Stretch] = ()
     """The segments that were read, as (base, end), by base."""
     missing: Sequence[LogRange] = ()
-    """Ranges that should exist."""
     damage: Sequence[LogRange] = ()
-    """Damaged ranges of the segments."""
     torn: Sequence[LogRange] = ()
-    """Damaged ranges that the broker found at a start behind its last checkpoint, as a power cut
-    leaves them."""
+    """Damaged ranges that a start found behind the last checkpoint, as a power cut leaves them."""
     epochs: dict[int, int] = field(default_factory=dict)
     """The start position of each epoch of the broker."""
     newest_head: int = -1
@@ -102,7 +99,6 @@ def missing_from(
     """Return the ranges that should exist and do not.
 
     Args:
-        present: the ranges that exist.
         recorded: the ranges of the log by each record of them, with the end of the log then.
             Records that were written after a removal leave the removed range out.
     """

@@ -55,7 +55,6 @@ class Fact(NamedTuple):
     topic: int
     """The number of the topic's queue; 0 for none."""
     kind: int
-    """A `FactKind`."""
     segment: int
     position: int
     end_position: int = 0
@@ -87,9 +86,6 @@ _TYPES = {
 SCHEMA = pa.schema(
     [pa.field(name, _TYPES.get(name, pa.int64()), nullable=False) for name in Fact._fields]
 )
-_WORDS = {"broker": "STRING", "kind": "SMALLINT", "moved": "BOOLEAN", "payload": "BINARY"}
-DDL = ", ".join(f"{name} {_WORDS.get(name, 'BIGINT')}" for name in Fact._fields)
-"""The schema for Spark."""
 
 
 def table(facts: list[Fact]) -> pa.RecordBatch:
@@ -100,16 +96,12 @@ def table(facts: list[Fact]) -> pa.RecordBatch:
 
 
 def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
-    """Yield the facts of a segment.
-
-    Args:
-        last: whether it is the last segment of the log, which may end anywhere.
-    """
+    """Yield the facts of a segment; the `last` one of a log may end anywhere."""
     base = walked.base
     yield from _runs(broker, walked)
     journal = Journal.of(walked)
-    for topic, state in journal.states():
-        yield state_fact(broker, topic, base, state)
+    for topic, state in journal.topics.items():
+        yield state_fact(broker, topic, base, state.to_json)
     for topic, position in journal.deleted:
         yield Fact(broker, topic, FactKind.DELETED, base, position)
     for topic, gap in journal.gaps:

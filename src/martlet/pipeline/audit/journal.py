@@ -10,7 +10,6 @@ reports the channel, and the offsets that the missing entry may have finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -129,14 +128,13 @@ class Journal:
         self.stored: tuple[int, Any] | None = None
         """The ranges of the log that were not removed, and the position of that record."""
         self.topics: dict[int, QueueState] = {}
+        """The queues at the end, by number."""
         self.deleted: list[tuple[int, int]] = []
         """Deleted topics, and the positions of the deletions."""
         self.gaps: list[tuple[int, dict[str, Any]]] = []
         """Missing finish records, by topic."""
         self.epochs: list[tuple[int, int, int, list[Stretch]]] = []
-        """Each start of the broker: its epoch, position and time, and the damage that it found
-        behind the last checkpoint.
-        """
+        """Each start: its epoch, position and time, and the damage behind the last checkpoint."""
         self.accounts: dict[tuple[int, int, int, int], AccountAt] = {}
         """By topic, channel, epoch and hour."""
 
@@ -187,11 +185,6 @@ class Journal:
                 self.accounts[key] = AccountAt(position, time_ns, account.counts)
         except BadRecord:
             return  # Written by a later version; the next readable one has the totals.
-
-    def states(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the queues at the end, by number."""
-        for topic, state in self.topics.items():
-            yield topic, state.to_json
 
     # topology
 
@@ -325,5 +318,4 @@ class Journal:
 
 
 def _cursor_of(channel: ChannelRecord) -> CursorState:
-    """Return the cursor of a channel without cursor entries."""
     return CursorState(channel.start or 0, channel.start or 0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
-from martlet.pipeline.audit.finding import EARLIER, CountLine, LogSummary
 from martlet.pipeline.audit.journal import HOUR_NS
+from martlet.pipeline.audit.result import EARLIER, Audit, CountLine
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section, Text
 from martlet.text import format_duration
 
@@ -42,27 +41,18 @@ _LOG_NOTES = {
 }
 
 
-def page_of(
-    texts: Sequence[Text],
-    totals: Sequence[dict[str, Any]],
-    rows: Sequence[dict[str, Any]],
-    lines: Sequence[CountLine],
-    logs: Sequence[LogSummary],
-    *,
-    took_s: float,
-) -> Page:
+def page_of(audit: Audit) -> Page:
     """Create the page of an audit."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    sections = (*texts, *_sections(totals, rows, lines, logs))
-    return Page("Audit", f"made {now}, in {took_s:.1f} s", sections)
+    return Page("Audit", f"made {now}, in {audit.took_s:.1f} s", tuple(_sections(audit)))
 
 
-def _sections(
-    totals: Sequence[dict[str, Any]],
-    rows: Sequence[dict[str, Any]],
-    lines: Sequence[CountLine],
-    logs: Sequence[LogSummary],
-) -> Iterator[Section]:
+def _sections(audit: Audit) -> Iterator[Section]:
+    is_doubtful = bool(audit.dead or audit.doubled)
+    yield Text(audit.verdict, "bad" if audit.is_lossy else "warn" if is_doubtful else "good")
+    for finding in audit.findings:
+        yield Text(audit.describe(finding), "plain" if finding.kind == "doubled" else "bad")
+    totals, rows, lines = audit.totals(), audit.rows(), audit.lines
     columns = [name for name in _COLUMNS if name != "hour"]
     yield HtmlTable(
         "All hours", columns, [[row[name] for name in columns] for row in totals],
@@ -82,12 +72,12 @@ def _sections(
     bad = frozenset(n for n, row in enumerate(rows) if row["lost"] or row["lost_of_topic"])
     yield HtmlTable("By the hour", _COLUMNS, hours, bad, {"hour": _NOTES["hour"]})
     fields = ("broker", "place", "segments", "bytes", "records", "messages", "starts")
-    values = [[getattr(log, name) for name in fields] for log in logs]
+    values = [[getattr(log, name) for name in fields] for log in audit.logs]
     yield HtmlTable("Logs", fields, values, notes=_LOG_NOTES)
 
 
 def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
-    hours = _hours_of(lines)
+    hours = sorted({line.hour for line in lines if line.hour != EARLIER})
     if not hours:
         return
     times = [datetime.fromtimestamp(hour * HOUR_NS // 10**9, UTC) for hour in hours]
@@ -118,11 +108,6 @@ def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
         shown = {channel: values[first:last] for channel, values in finished.items()}
         title = f"{topic}: from publish to finish"
         yield Plot(title, names[first:last], shown, "messages", "bar")
-
-
-def _hours_of(lines: Iterable[CountLine]) -> list[int]:
-    """Return the hours of lines in ascending order, without `EARLIER`."""
-    return sorted({line.hour for line in lines if line.hour != EARLIER})
 
 
 def _used(series: dict[str, list[float]]) -> tuple[int, int]:

@@ -9,9 +9,7 @@ losses follow from that::
     finished      ----------------------->|           needs [150, 200): it has lost [150, 180)
     contiguous                   |  xxxx  |                  no segment between was removed: lost
 
-A missing offset is lost if a channel has not finished it, or if the broker removed nothing of the
-log between its neighbours.  Messages of system topics, delayed ones and those of transactions, are
-lost if the checkpoint needs them.
+``docs/pipelines/audit.md`` says what counts as lost.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET, ChannelCount
 from martlet.names import is_ephemeral, is_system
 from martlet.pipeline.audit.coverage import Extent, LogRange
 from martlet.pipeline.audit.facts import Fact, FactKind
-from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS
+from martlet.pipeline.audit.result import EARLIER, CountLine, Finding
 
 _MAX_STRETCHES = 100
 """The ranges of one loss to report; the count has all."""
@@ -113,7 +111,6 @@ class QueueAudit:
         counts["bytes"] += run.body_bytes * messages // run.messages
 
     def _accounts(self, channel: int) -> None:
-        """Sum the counters of a channel by the hour."""
         before: dict[int, npt.NDArray[np.int64]] = {}
         for fact in self._of(FactKind.ACCOUNT):
             if fact.only != channel:
@@ -141,9 +138,7 @@ class QueueAudit:
         line.counts["finished"] += int(counts[FIRST_BUCKET:].sum() + without_age.sum())
 
     def _strangers(self) -> None:
-        """Check that all segments have the same topic and id base for the queue's number, which
-        never change.
-        """
+        """Check that all segments have the same topic and id base for the queue's number."""
         usual: dict[str, set[int]] = {}
         for segment, state in self._states:
             who = f"topic {state['name']!r} with ids from {state['id_base']}"
@@ -154,10 +149,8 @@ class QueueAudit:
                 continue
             others = f"the others say {own}: files of two brokers are mixed"
             for segment in sorted(segments):
-                if segment < 0:
-                    damage = LogRange(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
-                else:
-                    damage = LogRange(segment, segment, segment, f"it tells of {who}; {others}")
+                at, what = max(segment, 0), "the checkpoint" if segment < 0 else "it"
+                damage = LogRange(segment, at, at, f"{what} tells of {who}; {others}")
                 self._find("damage", [], [damage], text="these are of another log")
 
     def _doubled(self) -> None:
@@ -207,9 +200,7 @@ class QueueAudit:
         entry: dict[str, Any],
         number: int,
     ) -> None:
-        """Check that a channel's finish records reach up to its next snapshot, at the head of the
-        next segment or in a checkpoint.
-        """
+        """Check that a channel's finish records reach up to its next snapshot."""
         missing = number - before["number"]
         let_go = self._extent.was_removed(segment, position)
         if missing <= 0 or let_go or not (before["known"] and entry["known"]):
@@ -230,14 +221,12 @@ class QueueAudit:
             return  # The record was not durable; its messages are redelivered.
         places = self._extent.places(since, until + 1) or [self._between(since, until)]
         first, end = gap["first"], max(gap["first"], gap["end"])
-        self.findings.append(
-            Finding(
-                "finish", self._extent.broker, self.topic, self.queue,
-                self._names.get(gap["channel"], ""), [(first, end)], gap["missing"], {}, places,
-                f"{gap['missing']} finish records are missing; they say what was finished of"
-                " these offsets and of older ones that had failed",
-            )
-        )  # fmt: skip
+        text = (
+            f"{gap['missing']} finish records are missing; they say what was finished of these"
+            " offsets and of older ones that had failed"
+        )
+        channel = self._names.get(gap["channel"], "")
+        self._find("finish", [(first, end)], places, gap["missing"], text=text, channel=channel)
 
     def _judge(self, stored: list[Stretch]) -> None:
         """Find the offsets of the queue that should exist and do not."""
@@ -276,9 +265,8 @@ class QueueAudit:
         if earlier and not is_ephemeral(self.topic):
             self._line("", EARLIER).counts["published"] += earlier
         for channel in channels:
-            self._line(channel.name, self._last_hour()).counts["open"] += self._open(
-                channel, end, voids
-            )
+            last_hour = max((hour for _, hour in self.lines), default=EARLIER)
+            self._line(channel.name, last_hour).counts["open"] += self._open(channel, end, voids)
 
     def _lose(
         self,
@@ -333,12 +321,13 @@ class QueueAudit:
         count: int | None = None,
         unfinished: dict[str, int] | None = None,
         text: str = "",
+        channel: str = "",
     ) -> None:
         if count is None:
             count = sum(end - first for first, end in stretches)
         self.findings.append(
             Finding(
-                kind, self._extent.broker, self.topic, self.queue, "",
+                kind, self._extent.broker, self.topic, self.queue, channel,
                 stretches[:_MAX_STRETCHES], count, unfinished or {}, places, text,
             )
         )  # fmt: skip
@@ -358,16 +347,13 @@ class QueueAudit:
         return ahead + _needed(channel, (0, channel.state["next"]), channel.state["next"])
 
     def _newest(self) -> dict[str, Any]:
-        """Return the last known state of the queue."""
         newest: dict[str, Any] = max(
             (state for _, state in self._states), key=lambda state: state["position"]
         )
         return newest
 
     def _last_state(self) -> dict[str, Any]:
-        """Return the state at the end: that of the last segment, or that of the checkpoint if it is
-        beyond the log's end.
-        """
+        """Return the state in the last segment, or in a checkpoint beyond the log's end."""
         state: dict[str, Any]
         _, state = max(
             self._states,
@@ -379,15 +365,12 @@ class QueueAudit:
         return state
 
     def _is_there(self) -> bool:
-        """Return whether the topic exists at the log's end: it was not deleted, and the newest
-        snapshot has it.
-        """
+        """Return whether the topic exists at the log's end: it is in the newest snapshot."""
         if self._of(FactKind.DELETED):
             return False
         return max(segment for segment, _ in self._states) >= self._extent.newest_head
 
     def _channels(self) -> list[_Channel]:
-        """Return the channels that exist at the end, with their last known state."""
         if not self._is_there() or is_ephemeral(self.topic):
             return []
         there: dict[str, dict[str, Any]] = {}
@@ -403,11 +386,8 @@ class QueueAudit:
         ]
 
     def _bracket(self, gap: Stretch) -> tuple[int | None, int | None]:
-        """Return the positions between which the messages of a gap were stored; None if unknown,
-        because their neighbours were removed too.
-        """
-        before = [run for run in self._runs if run.end <= gap[0]]
-        behind = [run for run in self._runs if run.first >= gap[1]]
+        """Return the positions between which a gap's messages were stored; None for unknown."""
+        before, behind = self._neighbours(gap)
         made_at = next((s["made_at"] for _, s in self._states if s["made_at"] is not None), None)
         if made_at is None and self._extent.start == 0:
             made_at = 0  # The log still has its first segment.
@@ -417,19 +397,17 @@ class QueueAudit:
             until = max([since or 0, *(state["position"] for _, state in self._states)])
         return since, until
 
-    def _hour_near(self, gap: Stretch) -> int:
-        """Return the hour of the messages before a gap, or else of those after it."""
+    def _neighbours(self, gap: Stretch) -> tuple[list[Fact], list[Fact]]:
         before = [run for run in self._runs if run.end <= gap[0]]
-        behind = [run for run in self._runs if run.first >= gap[1]]
+        return before, [run for run in self._runs if run.first >= gap[1]]
+
+    def _hour_near(self, gap: Stretch) -> int:
+        before, behind = self._neighbours(gap)
         if before:
             return max(before, key=lambda run: run.end).until_ns // HOUR_NS
         if behind:
             return min(behind, key=lambda run: run.first).since_ns // HOUR_NS
         return EARLIER
-
-    def _last_hour(self) -> int:
-        hours = [hour for _, hour in self.lines]
-        return max(hours, default=EARLIER)
 
 
 def _newness(entry: dict[str, Any]) -> tuple[bool, int, int]:

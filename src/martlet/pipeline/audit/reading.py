@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,12 @@ from martlet.log.record import RecordKind
 from martlet.names import is_system
 from martlet.pipeline.audit.coverage import Extent, LogRange, missing_from
 from martlet.pipeline.audit.facts import SCHEMA, Fact, FactKind, facts_of, state_fact, table
-from martlet.pipeline.audit.finding import CountLine, Finding
 from martlet.pipeline.audit.journal import Journal
 from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.record_scan import walk
-from martlet.pipeline.audit.segment_listing import ListedSegment, ListedSegmentGone, Survey
+from martlet.pipeline.audit.result import COUNTED, CountLine, Finding
+from martlet.pipeline.audit.segment_listing import ListedSegment, Survey
+from martlet.spark.read.segments import SegmentGone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,23 +39,7 @@ if TYPE_CHECKING:
 TASK_BYTES = 128 << 20
 """The size of the log that one task reads, or one segment if that is larger."""
 
-COLUMNS = (
-    "published",
-    "bytes",
-    "delivered",
-    "finished",
-    "retried",
-    "requeued",
-    "timed_out",
-    "dead",
-    "dropped",
-    "filtered",
-    "committed",
-    "took_ms",
-    "lost",
-    "doubled",
-    "open",
-)
+COLUMNS = ("published", "bytes", *COUNTED, "committed", "took_ms", "lost", "doubled", "open")
 BUCKETS = tuple(f"bucket_{number}" for number in range(COUNTS - FIRST_BUCKET))
 _LINE_SCHEMA = pa.schema(
     [
@@ -65,18 +50,23 @@ _LINE_SCHEMA = pa.schema(
         *(pa.field(name, pa.int64(), nullable=False) for name in (*COLUMNS, *BUCKETS)),
     ]
 )
-_LINE_DDL = ", ".join(
-    f"{each.name} {'STRING' if each.type == pa.string() else 'BIGINT'}" for each in _LINE_SCHEMA
-)
 
 
 def read_segments(spark: SparkSession, segments: Sequence[ListedSegment]) -> DataFrame:
     """Return the facts of all segments, evaluated lazily."""
-    from martlet.pipeline.audit.facts import DDL
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     tasks = _tasks(segments, spark.sparkContext.defaultParallelism)
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        gc.freeze()  # Spark's workers collect all garbage after each task.
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                for segment in tasks[task]:
+                    yield table(decoded(segment))
+
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    return numbers.mapInArrow(_decoding(tasks), DDL)
+    return numbers.mapInArrow(decode, from_arrow_schema(SCHEMA))
 
 
 def _tasks(segments: Sequence[ListedSegment], cores: int) -> list[list[ListedSegment]]:
@@ -94,25 +84,12 @@ def _tasks(segments: Sequence[ListedSegment], cores: int) -> list[list[ListedSeg
     return tasks
 
 
-def _decoding(
-    tasks: list[list[ListedSegment]],
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        gc.freeze()  # Spark's workers collect all garbage after each task.
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                for segment in tasks[task]:
-                    yield table(decoded(segment))
-
-    return decode
-
-
 def decoded(segment: ListedSegment) -> list[Fact]:
     """Read the facts of a segment; a fact GONE if the broker has removed the segment."""
     try:
         with segment.opened() as data:
             return list(facts_of(segment.broker, walk(data, segment.base), last=segment.last))
-    except ListedSegmentGone:
+    except SegmentGone:
         return [Fact(segment.broker, 0, FactKind.GONE, segment.base, segment.base)]
 
 
@@ -128,8 +105,8 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
             journal.apply(kind, topic, entry, position, epoch, 0)
     segment = max([p.base for p in survey.segments if p.base <= position], default=0)
     facts = [
-        state_fact(survey.broker, topic, segment, state, checkpoint=True)
-        for topic, state in journal.states()
+        state_fact(survey.broker, topic, segment, state.to_json, checkpoint=True)
+        for topic, state in journal.topics.items()
     ]
     ends = {topic.id: topic.end_offset or 0 for topic in snapshot.topics}
     names = {topic.id: topic.name for topic in snapshot.topics}
@@ -167,7 +144,10 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     if survey.is_running:
         # The broker may have started new segments after the list.
         listed_end = survey.segments[-1].base + survey.segments[-1].bytes
-        recorded = [(position, _below(stretches, listed_end)) for position, stretches in recorded]
+        recorded = [
+            (position, [(first, min(stop, listed_end)) for first, stop in stretches])
+            for position, stretches in recorded
+        ]
     epochs = {fact.epoch: fact.position for fact in facts if fact.kind == FactKind.EPOCH}
     passed = [
         stretch for f in facts if f.kind == FactKind.EPOCH for stretch in json.loads(f.payload)
@@ -201,11 +181,6 @@ def _missing(segments: list[Fact], start: int, end: int) -> LogRange:
         if fact.segment + fact.body_bytes == start and fact.body_bytes < usual_bytes:
             return LogRange(fact.segment, start, end, "the file is cut here")
     return LogRange(start, start, end, "the segment is missing")
-
-
-def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]]:
-    """Cut ranges at a position."""
-    return [(first, min(stop, end)) for first, stop in stretches if first < end]
 
 
 def _shortened(survey: Survey, segments: list[Fact]) -> list[LogRange]:
@@ -254,14 +229,8 @@ def topic_names(facts: Iterable[Fact]) -> set[str]:
 
 def read_books(facts: DataFrame, extents: dict[str, Extent], topics: Sequence[str]) -> DataFrame:
     """Return the count lines and findings of all queues, evaluated lazily."""
-    cores = facts.sparkSession.sparkContext.defaultParallelism
-    queues = facts.where("topic > 0").repartition(cores, "broker", "topic")
-    return queues.groupBy("broker", "topic").applyInArrow(
-        _booking(extents, frozenset(topics)), _LINE_DDL
-    )
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-
-def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa.Table], pa.Table]:
     def book(rows: pa.Table) -> pa.Table:
         columns = [rows.column(name).to_pylist() for name in SCHEMA.names]
         facts = [Fact(*fields) for fields in zip(*columns, strict=True)]
@@ -270,7 +239,9 @@ def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa
             return lines_table((), ())
         return lines_table(audit.lines.values(), audit.findings)
 
-    return book
+    cores = facts.sparkSession.sparkContext.defaultParallelism
+    queues = facts.where("topic > 0").repartition(cores, "broker", "topic")
+    return queues.groupBy("broker", "topic").applyInArrow(book, from_arrow_schema(_LINE_SCHEMA))
 
 
 def lines_table(lines: Iterable[CountLine], findings: Iterable[Finding]) -> pa.Table:

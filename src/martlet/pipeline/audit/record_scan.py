@@ -23,7 +23,6 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from martlet.log.record import (
-    HEADER,
     HEADER_BYTES,
     MAGIC,
     VERSION,
@@ -34,8 +33,8 @@ from martlet.log.record import (
     batches_of,
     read_header,
 )
+from martlet.spark.read.decode import Int64s, headers_at
 
-Int64s = npt.NDArray[np.int64]
 Headers = npt.NDArray[Any]
 
 _PIECE_WORDS = 1 << 16
@@ -61,13 +60,10 @@ class Walked:
 
     data: memoryview
     base: int
-    """The first position of the segment."""
     headers: Headers
     """The headers of all valid records in order, without batches in bundles."""
     bundled: Headers
-    """The headers of batches in bundles."""
     end: int
-    """The end of the last valid record."""
     closed: bool
     """Whether no record can follow in this segment."""
     damage: list[ScanDamage] = field(default_factory=list)
@@ -90,7 +86,7 @@ def walk(data: memoryview, base: int) -> Walked:
     """Find the records of a segment that begins at a position of the log."""
     size = len(data)
     starts = _likely(data, base)
-    headers = _headers(data, starts)
+    headers = headers_at(data, starts)
     good = _good(data, starts, headers)
     lengths = headers["length"].astype(np.int64)
     ends = starts + lengths
@@ -120,13 +116,6 @@ def _likely(data: memoryview, base: int) -> Int64s:
         positions = words[words_at + _POSITION_WORD].astype(np.int64)
         candidates.append(words_at[positions == 8 * words_at + base])
     return 8 * np.concatenate(candidates) if candidates else np.empty(0, np.int64)
-
-
-def _headers(data: memoryview, starts: Int64s) -> Headers:
-    words = np.frombuffer(data, "<u8", len(data) // 8)
-    rows = words[(starts // 8)[:, None] + np.arange(_HEADER_WORDS)]
-    headers: Headers = rows.view(HEADER).reshape(-1)
-    return headers
 
 
 def _good(data: memoryview, starts: Int64s, headers: Headers) -> npt.NDArray[np.bool_]:
@@ -203,11 +192,10 @@ def _tail(data: memoryview, base: int, end: int) -> ScanDamage | None:
 
 
 def _bundled(data: memoryview, base: int, starts: Int64s) -> Headers:
-    """Return the headers of all batches in bundles."""
     batch_starts = [np.empty(0, np.int64)]
     for start in starts.tolist():
         header = read_header(data, start, base + start)
         record = data[start : start + header.length]
         inner = [batch.position - base for batch, _ in batches_of(header, record)]
         batch_starts.append(np.array(inner, np.int64))
-    return _headers(data, np.concatenate(batch_starts))
+    return headers_at(data, np.concatenate(batch_starts))

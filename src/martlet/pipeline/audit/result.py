@@ -1,30 +1,94 @@
-"""The result of an audit, as a table for a terminal, and as JSON."""
+"""The result of an audit: hourly counts, findings and summaries of the logs; as a table for a
+terminal, and as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from martlet.broker.offset_ranges import Stretch
+from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
-from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding, LogSummary
+from martlet.pipeline.audit.coverage import LogRange
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.text import counted, format_duration
 
 if TYPE_CHECKING:
-    from martlet.pipeline.html_page import Page, Tone
+    from martlet.pipeline.html_page import Page
 
+EARLIER = -1
+"""In place of an hour: before the first message that the log still has."""
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
 _RARE = ("dropped", "filtered")
 """Columns that are shown where they count anything."""
 _MAX_FINDINGS = 50
 """The findings to print on a terminal; JSON has all."""
 _MAX_PLACES = 3
-_QUANTILES = (0.5, 0.99)
+COUNTED = (
+    "delivered", "finished", "retried", "requeued", "timed_out", "dead", "dropped", "filtered",
+)  # fmt: skip
+
+
+@dataclass
+class CountLine:
+    """The counts of a channel in one hour, or of the topic itself if `channel` is empty."""
+
+    topic: str
+    channel: str
+    hour: int
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    buckets: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(COUNTS - FIRST_BUCKET, np.int64)
+    )
+    """The histogram of the times from publish to finish."""
+
+
+@dataclass
+class Finding:
+    """A problem in a log."""
+
+    kind: str
+    """``lost`` messages, missing ``finish`` records, ``doubled`` messages, or ``damage`` that
+    explains none of these."""
+    broker: str
+    topic: str
+    queue: int
+    channel: str
+    """The channel of finish records."""
+    stretches: Sequence[Stretch]
+    """The offsets, or the first ones of very many."""
+    count: int
+    unfinished: dict[str, int]
+    """By channel, the number of messages that it had not finished."""
+    places: Sequence[LogRange]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """The summary of one broker's log."""
+
+    broker: str
+    place: str
+    segments: int
+    bytes: int
+    records: int
+    messages: int
+    starts: int
+    since_ns: int
+    until_ns: int
+    """`since_ns` and `until_ns`: the timestamps of the first and the last record."""
+    is_whole: bool
+    """Whether the log still begins at position 0."""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,9 +211,10 @@ class Audit:
         notes = []
         for log in self.logs:
             if not log.is_whole:
-                since = _shown_time(log.since_ns)
+                since = datetime.fromtimestamp(log.since_ns // 10**9, UTC)
                 notes.append(
-                    f"the log of {log.place} goes back to {since}; older messages were deleted"
+                    f"the log of {log.place} goes back to {since:%Y-%m-%d %H:%M:%S}; older messages"
+                    " were deleted"
                 )
         notes += [
             f"{log.place}: {log.trouble}; what may be cut of the log's end cannot be told"
@@ -165,24 +230,17 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The outcome in one line."""
-        outcomes = [] if self.findings else ["nothing is lost"]
-        if self.lost:
-            outcomes.append(_many(self.lost, "message is lost", "messages are lost"))
         finishes = sum(finding.count for finding in self.findings if finding.kind == "finish")
-        if finishes:
-            outcomes.append(_many(finishes, "finish record is lost", "finish records are lost"))
         damaged = sum(finding.kind == "damage" for finding in self.findings)
-        if damaged:
-            outcomes.append(_many(damaged, "place is damaged", "places are damaged"))
-        if self.doubled:
-            outcomes.append(
-                _many(self.doubled, "message is stored twice", "messages are stored twice")
-            )
-        if self.dead:
-            outcomes.append(
-                _many(self.dead, "message is a dead letter", "messages are dead letters")
-            )
-        return ", ".join(outcomes)
+        counts = (
+            (self.lost, "message is lost", "messages are lost"),
+            (finishes, "finish record is lost", "finish records are lost"),
+            (damaged, "place is damaged", "places are damaged"),
+            (self.doubled, "message is stored twice", "messages are stored twice"),
+            (self.dead, "message is a dead letter", "messages are dead letters"),
+        )
+        outcomes = [_many(*count) for count in counts if count[0]]
+        return ", ".join(outcomes if self.findings else ["nothing is lost", *outcomes])
 
     # as JSON
 
@@ -210,23 +268,8 @@ class Audit:
     def page(self) -> Page:
         """Create a page with tables and plots."""
         from martlet.pipeline.audit.plots import page_of
-        from martlet.pipeline.html_page import Text
 
-        tone: Tone = "bad" if self.is_lossy else "warn" if self.dead or self.doubled else "good"
-        return page_of(
-            [
-                Text(self.verdict, tone),
-                *(
-                    Text(self.describe(finding), "plain" if finding.kind == "doubled" else "bad")
-                    for finding in self.findings
-                ),
-            ],
-            self.totals(),
-            self.rows(),
-            self.lines,
-            self.logs,
-            took_s=self.took_s,
-        )
+        return page_of(self)
 
 
 def _row(
@@ -236,28 +279,22 @@ def _row(
     shared = of_topic.counts if of_topic is not None else {}
     buckets = line.buckets if line is not None else np.zeros(len(BOUNDS_NS) + 1, np.int64)
     timed = int(buckets.sum())
+    names = [*(f"{bound / 1e6:g}" for bound in BOUNDS_NS), "more"]
     return {
         "topic": topic,
         "channel": channel,
         "hour": None if hour == EARLIER else _hour(hour),
         "published": shared.get("published", 0),
         "bytes": shared.get("bytes", 0),
-        "delivered": counts.get("delivered", 0),
-        "finished": counts.get("finished", 0),
-        "retried": counts.get("retried", 0),
-        "requeued": counts.get("requeued", 0),
-        "timed_out": counts.get("timed_out", 0),
-        "dead": counts.get("dead", 0),
-        "dropped": counts.get("dropped", 0),
-        "filtered": counts.get("filtered", 0),
+        **{name: counts.get(name, 0) for name in COUNTED},
         "lost": counts.get("lost", 0) if channel else shared.get("lost", 0),
         "lost_of_topic": shared.get("lost", 0),
         "doubled": shared.get("doubled", 0),
         "open": counts.get("open", 0),
         "mean_ms": round(counts.get("took_ms", 0) / timed, 1) if timed else None,
-        "p50_ms": quantile_ms(buckets, _QUANTILES[0]),
-        "p99_ms": quantile_ms(buckets, _QUANTILES[1]),
-        "within_ms": {_bound(number): int(count) for number, count in enumerate(buckets) if count},
+        "p50_ms": quantile_ms(buckets, 0.5),
+        "p99_ms": quantile_ms(buckets, 0.99),
+        "within_ms": {names[number]: int(count) for number, count in enumerate(buckets) if count},
     }
 
 
@@ -267,10 +304,6 @@ def _finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {name: None if value == float("inf") else value for name, value in row.items()}
         for row in rows
     ]
-
-
-def _bound(number: int) -> str:
-    return f"{BOUNDS_NS[number] / 1e6:g}" if number < len(BOUNDS_NS) else "more"
 
 
 def quantile_ms(buckets: Any, quantile: float) -> float | None:
@@ -294,10 +327,6 @@ def _shown_ms(bound_ms: float | None) -> str:
     if bound_ms == float("inf"):
         return f">{format_duration(BOUNDS_NS[-1])}"
     return f"<={format_duration(int(bound_ms * 1e6))}"
-
-
-def _shown_time(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def describe(finding: Finding) -> str:

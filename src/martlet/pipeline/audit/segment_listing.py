@@ -11,22 +11,19 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.folder import Folder, NoLog, folder_identity
 from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
-from martlet.spark.read.segments import is_data_folder
+from martlet.spark.read.segments import SegmentGone, is_data_folder, require_same
 
 _PIECE_BYTES = 16 << 20
-
-
-class ListedSegmentGone(Exception):
-    """The broker removed a segment while it was read."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,9 @@ class ListedSegment:
     end: int
     """The end of the log when it was listed; -1 if unknown."""
     last: bool
-    """Whether it is the newest segment."""
     data_path: str
     """The data folder on the broker's machine."""
     endpoint: Endpoint | None
-    """The broker's HTTP endpoint; None for a data folder."""
     folder: str = ""
     """Where the data folder is, by `folder_identity`; empty if unknown."""
 
@@ -53,10 +48,8 @@ class ListedSegment:
 
     @contextmanager
     def opened(self) -> Iterator[memoryview]:
-        """Open the bytes of the segment, up to the end of the log.
-
-        Raises:
-            ListedSegmentGone: the broker removed the segment, perhaps while the block was running.
+        """Open the bytes of the segment, up to the end of the log. Raises SegmentGone, perhaps at
+        the end of the block.
         """
         path = Path(self.data_path) / "log" / f"{self.base:020d}.log"
         if self.endpoint is None or _is_local(self.data_path, self.broker, self.folder):
@@ -71,7 +64,6 @@ class ListedSegment:
         return data[: max(0, self.end - self.base)]
 
     def _fetched(self, endpoint: Endpoint) -> memoryview:
-        """Download the segment in pieces."""
         size_bytes = self.bytes if self.end < 0 else min(self.bytes, self.end - self.base)
         data = bytearray()
         try:
@@ -85,7 +77,7 @@ class ListedSegment:
                 data += piece
         except BrokerRefused as error:
             if "SEGMENT_NOT_FOUND" in str(error):
-                raise ListedSegmentGone(str(error)) from error
+                raise SegmentGone(str(error)) from error
             raise
         finally:
             endpoint.close()
@@ -96,19 +88,15 @@ class ListedSegment:
 def _mapped(path: Path) -> Iterator[memoryview]:
     try:
         with path.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            size = os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
+            size = status.st_size
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except FileNotFoundError as error:
-        raise ListedSegmentGone(f"{path} has gone") from error
+        raise SegmentGone(f"{path} has gone") from error
     if isinstance(data, mmap.mmap):
         data.madvise(mmap.MADV_SEQUENTIAL)
     yield memoryview(data)
-    try:
-        if path.stat().st_ino != inode:
-            raise ListedSegmentGone(f"{path} is another file now")
-    except FileNotFoundError as error:
-        raise ListedSegmentGone(f"{path} has gone") from error
+    require_same(path, status.st_ino)
 
 
 def _is_local(data_path: str, broker: str, folder_id: str) -> bool:
@@ -127,7 +115,6 @@ class Survey:
 
     broker: str
     source: str
-    """The broker's address or data folder."""
     segments: tuple[ListedSegment, ...]
     checkpoint: Checkpoint | None
     is_running: bool
@@ -152,16 +139,11 @@ class _Fetched:
         self._data = data
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file."""
         return self._data if name == checkpoint.NAME else None
 
 
 def survey_broker(endpoint: Endpoint) -> Survey:
-    """Survey a running broker.
-
-    Raises:
-        BrokerUnreachable, BrokerRefused: the broker does not answer, or rejects the request.
-    """
+    """Survey a running broker. Raises BrokerUnreachable, BrokerRefused."""
     try:
         listing = json.loads(endpoint.read("/log/segments"))
         # After the list, so that the checkpoint needs no segment that was removed before it.
@@ -173,19 +155,13 @@ def survey_broker(endpoint: Endpoint) -> Survey:
             data = None
     finally:
         endpoint.close()
-    segments = listing["segments"]
-    listed_segments = tuple(
-        ListedSegment(
-            broker=listing["broker"],
-            base=segment["base"],
-            bytes=segment["bytes"],
-            end=listing["position"],
-            last=segment is segments[-1],
-            data_path=listing["data_path"],
-            folder=listing.get("folder", ""),
-            endpoint=endpoint,
-        )
-        for segment in segments
+    listed_segments = _listed(
+        [(segment["base"], segment["bytes"]) for segment in listing["segments"]],
+        broker=listing["broker"],
+        end=listing["position"],
+        data_path=listing["data_path"],
+        folder=listing.get("folder", ""),
+        endpoint=endpoint,
     )
     loaded, trouble = _loaded(_Fetched(data))
     return Survey(
@@ -201,11 +177,7 @@ def survey_broker(endpoint: Endpoint) -> Survey:
 
 
 def survey_folder(data_path: str) -> Survey:
-    """Survey the data folder of a running or stopped broker.
-
-    Raises:
-        NoLog: the folder has no log.
-    """
+    """Survey the data folder of a running or stopped broker. Raises NoLog."""
     folder = Folder(Path(data_path))
     try:
         broker = str(json.loads((folder.path / "broker.json").read_bytes())["broker"])
@@ -219,21 +191,20 @@ def survey_folder(data_path: str) -> Survey:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
     folder_id = folder_identity(folder.path)
     loaded, trouble = _loaded(folder)  # After the list, as in `survey_broker`.
-    listed_segments = tuple(
-        ListedSegment(
-            broker=broker,
-            base=base,
-            bytes=size,
-            end=-1,
-            last=base == files[-1][0],
-            data_path=str(folder.path.resolve()),
-            folder=folder_id,
-            endpoint=None,
-        )
-        for base, size in files
+    resolved = str(folder.path.resolve())
+    listed_segments = _listed(
+        files, broker=broker, end=-1, data_path=resolved, folder=folder_id, endpoint=None
     )
     is_running = folder.in_use
     return Survey(broker, data_path, listed_segments, loaded, is_running, trouble, folder=folder_id)
+
+
+def _listed(files: Sequence[tuple[int, int]], **log: Any) -> tuple[ListedSegment, ...]:
+    """Create the segments of a log from their bases and sizes."""
+    last = files[-1][0] if files else -1
+    return tuple(
+        ListedSegment(base=base, bytes=size, last=base == last, **log) for base, size in files
+    )
 
 
 def _loaded(files: Folder | _Fetched) -> tuple[Checkpoint | None, str]:

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
-from martlet.pipeline.dead_letters.reader import (
-    DeadLetterTopic,
-    dead_letter_topics,
-    read_dead_letters,
-)
+from martlet.pipeline.dead_letters.reader import dead_letter_topics, read_dead_letters
 from martlet.pipeline.dead_letters.redrive import RedriveResult, act
-from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
-from martlet.pipeline.topics import with_fields
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.read.options import ReadOptions
+from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session, with_fields
 from martlet.text import counted, visible
 
 if TYPE_CHECKING:
@@ -51,7 +44,7 @@ def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = 
 
 
 def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
-    topics = _dead_letter_topics(options)
+    topics = dead_letter_topics(options)
     # Read once, so that the same dead letters are counted and redriven.
     chosen = _select(read_dead_letters(run.spark, topics), options).persist()
     try:
@@ -62,26 +55,11 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
         done = None
         if options.action != "list" and not options.dry_run:
             endpoints = {topic.endpoint.address: topic.endpoint for topic in topics}
-            done = act(
-                chosen,
-                options.action,
-                count=count,
-                to_topic=options.to_topic,
-                endpoints=endpoints,
-            )
+            done = act(chosen, options, count, endpoints)
         run.meter.batch(count, 0)
         return Grouped(count, groups, done)
     finally:
         chosen.unpersist()
-
-
-def _dead_letter_topics(options: DeadLetterJobOptions) -> list[DeadLetterTopic]:
-    brokers = QueryBrokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
-    try:
-        brokers.poll(patient=True)
-        return dead_letter_topics(brokers.endpoint(broker) for broker in brokers.ids)
-    finally:
-        brokers.close()
 
 
 def _select(letters: DataFrame, options: DeadLetterJobOptions) -> DataFrame:

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from martlet.pipeline.options import JobOptions
+from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import Endpoint
+from martlet.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SCHEMA = (
-    "topic STRING, channel STRING, reason STRING, error STRING, first_error STRING,"
-    " last_error STRING, attempts INT, failures INT, redriven INT, died_at TIMESTAMP,"
-    " published_at TIMESTAMP,"
-    " value BINARY, tag STRING, keys ARRAY<STRING>, key BINARY,"
-    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>, message_id STRING, id STRING,"
-    " dead_letter_topic STRING, broker STRING, partition INT, offset BIGINT"
-)
-_ARROW = pa.schema(
+_SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("topic", "channel", "reason", "error")),
         *((name, pa.string()) for name in ("first_error", "last_error")),
@@ -58,25 +54,22 @@ class DeadLetterTopic(NamedTuple):
     topic: str
 
 
-def dead_letter_topics(endpoints: Iterable[Endpoint]) -> list[DeadLetterTopic]:
-    """List the dead-letter topics of brokers that are not empty.
-
-    Raises:
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
-    """
-    topics = []
-    for endpoint in endpoints:
-        answer = endpoint.call("dead_letters.list", {})
-        topics += [
+def dead_letter_topics(options: JobOptions) -> list[DeadLetterTopic]:
+    """List the dead-letter topics of all brokers that are not empty. Raises as `Endpoint.call`."""
+    source = ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch")
+    with closing(QueryBrokers(source)) as brokers:
+        brokers.poll(patient=True)
+        return [
             DeadLetterTopic(endpoint, topic["dead_letter_topic"])
-            for topic in answer["dead_letter_topics"]
+            for endpoint in map(brokers.endpoint, brokers.ids)
+            for topic in endpoint.call("dead_letters.list", {})["dead_letter_topics"]
             if topic["count"]
         ]
-    return topics
 
 
 def read_dead_letters(spark: SparkSession, topics: Sequence[DeadLetterTopic]) -> DataFrame:
     """Read all dead letters of some topics, each topic in one task."""
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -84,7 +77,7 @@ def read_dead_letters(spark: SparkSession, topics: Sequence[DeadLetterTopic]) ->
                 yield from _pages(topics[number])
 
     count = len(topics)
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(read, SCHEMA)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(read, from_arrow_schema(_SCHEMA))
 
 
 def _pages(topic: DeadLetterTopic) -> Iterator[pa.RecordBatch]:
@@ -98,7 +91,7 @@ def _pages(topic: DeadLetterTopic) -> Iterator[pa.RecordBatch]:
         while cursor is not None:
             page = topic.endpoint.call("dead_letters.show", {**fields, **cursor})
             waiting = (letter for letter in page["messages"] if letter["state"] != IN_FLIGHT)
-            yield pa.RecordBatch.from_pylist([_row(topic, letter) for letter in waiting], _ARROW)
+            yield pa.RecordBatch.from_pylist([_row(topic, letter) for letter in waiting], _SCHEMA)
             cursor = page["next"]
     finally:
         topic.endpoint.close()

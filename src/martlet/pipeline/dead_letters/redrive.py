@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
 from martlet.spark.brokers.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _IDS_PER_CALL = 1000
 _QUEUE = ("broker", "dead_letter_topic", "partition")
 _CALLS = {"redrive": "dead_letters.redrive", "drop": "dead_letters.purge"}
-_SCHEMA = "count BIGINT, why STRING, kept BIGINT"
-_ARROW = pa.schema([("count", pa.int64()), ("why", pa.string()), ("kept", pa.int64())])
+_SCHEMA = pa.schema([("count", pa.int64()), ("why", pa.string()), ("kept", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -31,42 +31,32 @@ class RedriveResult:
     """The result of a redrive or drop."""
 
     count: int
-    """The number of dead letters that were redriven or dropped."""
     kept: dict[str, int]
-    """The number of dead letters that stay, by the reason."""
     gone: int = 0
-    """The number of dead letters that were finished, redriven or dropped meanwhile, also by a Spark
-    task that was lost afterwards."""
+    """Those finished, redriven or dropped meanwhile, also by a Spark task that was lost then."""
 
 
 def act(
-    chosen: DataFrame,
-    action: str,
-    *,
-    count: int,
-    to_topic: str,
-    endpoints: Mapping[str, Endpoint],
+    chosen: DataFrame, options: DeadLetterJobOptions, count: int, endpoints: Mapping[str, Endpoint]
 ) -> RedriveResult:
-    """Redrive or drop dead letters.
+    """Redrive or drop `count` dead letters, rows of `martlet.pipeline.dead_letters.reader`."""
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    Args:
-        chosen: rows of `martlet.pipeline.dead_letters.reader`.
-        to_topic: the topic to redrive to; empty for the original channels.
-    """
-    extra = {"to_topic": to_topic} if to_topic else {}
+    extra = {"to_topic": options.to_topic} if options.to_topic else {}
+    method = _CALLS[options.action]
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = batch.to_pylist()
             for first in range(0, len(rows), _IDS_PER_CALL):
                 chunk = rows[first : first + _IDS_PER_CALL]
-                yield from _call(chunk, _CALLS[action], extra, endpoints)
+                yield from _call(chunk, method, extra, endpoints)
 
     results = (
         chosen.select(*_QUEUE, "offset", "id")
         .repartition(*_QUEUE)
         .sortWithinPartitions(*_QUEUE, "offset")
-        .mapInArrow(work, _SCHEMA)
+        .mapInArrow(work, from_arrow_schema(_SCHEMA))
         .collect()
     )
     kept: Counter[str] = Counter()
@@ -110,4 +100,4 @@ def _call(
             endpoint.close()
         lines: list[dict[str, Any]] = [{"count": count, "why": None, "kept": 0}]
         lines += [{"count": 0, "why": why, "kept": number} for why, number in kept.items()]
-        yield pa.RecordBatch.from_pylist(lines, _ARROW)
+        yield pa.RecordBatch.from_pylist(lines, _SCHEMA)

@@ -40,16 +40,8 @@ class ReplayStep:
     number: int
     start: Position
     end: Position
-
-
-@dataclass(frozen=True)
-class ReplayProgress:
-    """The progress of a replay."""
-
-    step: ReplayStep
-    """The last step that was started."""
-    is_done: bool
-    sent_count: int
+    is_done: bool = False
+    sent_count: int = 0
     """The number of messages that all completed steps have sent."""
 
 
@@ -63,14 +55,11 @@ class Ledger:
     def plan(
         self, terms: Mapping[str, object], bounds: Callable[[], tuple[Position, Position]]
     ) -> ReplayPlan:
-        """Read the plan, or create it.
+        """Read the plan, or create it. Raises JobFailed: the folder has another replay.
 
         Args:
             terms: the options that must not change during a replay.
             bounds: returns the start and the end of a new plan.
-
-        Raises:
-            JobFailed: the folder has another replay.
         """
         kept = self._store.read(_PLAN)
         if kept is None:
@@ -94,15 +83,16 @@ class Ledger:
                 )
         return ReplayPlan(fields["name"], flatten(fields["start"]), flatten(fields["end"]))
 
-    def progress(self) -> ReplayProgress | None:
-        """Read the progress; None before the first step. Raises JobFailed."""
+    def progress(self) -> ReplayStep | None:
+        """Read the last step that was started; None before the first. Raises JobFailed."""
         kept = self._store.read(_STEP)
         if kept is None:
             return None
         fields = self._read_json(_STEP, kept, "number", "start", "end")
-        step = ReplayStep(fields["number"], flatten(fields["start"]), flatten(fields["end"]))
+        start, end = flatten(fields["start"]), flatten(fields["end"])
         # Older versions wrote only the number and the positions.
-        return ReplayProgress(step, fields.get("is_done", False), fields.get("sent_count", 0))
+        is_done, sent_count = fields.get("is_done", False), fields.get("sent_count", 0)
+        return ReplayStep(fields["number"], start, end, is_done, sent_count)
 
     def _read_json(self, name: str, content: bytes, *keys: str) -> dict[str, Any]:
         try:
@@ -117,14 +107,7 @@ class Ledger:
             raise JobFailed(f"{self._store.path(name)} is not a file of a replay")
         return fields
 
-    def note(self, progress: ReplayProgress) -> None:
-        """Write the progress."""
-        step = progress.step
-        fields = {
-            "number": step.number,
-            "start": nested(step.start),
-            "end": nested(step.end),
-            "is_done": progress.is_done,
-            "sent_count": progress.sent_count,
-        }
+    def note(self, step: ReplayStep) -> None:
+        """Write the last step that was started."""
+        fields = vars(step) | {"start": nested(step.start), "end": nested(step.end)}
         self._store.replace(_STEP, json.dumps(fields).encode())

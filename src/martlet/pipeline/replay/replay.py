@@ -9,15 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from martlet.options.flag import OptionError
-from martlet.pipeline.job import OK, Job, Run, query_errors_as, session
+from martlet.pipeline.job import OK, Job, Run, query_errors_as, session, with_fields
 from martlet.pipeline.replay.options import TOPIC_PLACE, ReplayJobOptions
-from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
-from martlet.pipeline.replay.source import Position, ReplaySource, left, sent_columns
-from martlet.pipeline.topics import with_fields
+from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayStep
+from martlet.pipeline.replay.source import (
+    ArchiveReplaySource,
+    Position,
+    ReplaySource,
+    TopicReplaySource,
+    sent_columns,
+)
 from martlet.spark.read import offsets
 from martlet.spark.read.offset_bound import parse_bound
 from martlet.text import SECOND_NS, counted
@@ -59,12 +64,20 @@ class ReplayJob:
     def __init__(self, options: ReplayJobOptions, run: Run) -> None:
         self._options = options
         self._run = run
-        self._source = ReplaySource.of(options, run.spark)
+        self._source: ReplaySource = (
+            ArchiveReplaySource(options, run.spark)
+            if options.from_archive
+            else TopicReplaySource(options, run.spark)
+        )
 
     def run(self) -> Replayed:
         """Run the steps that are left, until the run must end."""
         with closing(self._source):
-            return self._count() if self._options.dry_run else self._run_steps()
+            if not self._options.dry_run:
+                return self._run_steps()
+            start, end = self._source.bounds()
+            count = _left(start, end)
+            return Replayed(count, self._wanted(start, end).count(), count)
 
     def _run_steps(self) -> Replayed:
         ledger = Ledger(self._options.checkpoint)
@@ -74,28 +87,28 @@ class ReplayJob:
         read = sent = 0
         reached = _reached(plan, last)
         for step in self._steps(plan, last):
-            ledger.note(ReplayProgress(step, False, before + sent))
+            ledger.note(replace(step, is_done=False, sent_count=before + sent))
             began_s = time.monotonic()
             count = self._send(plan, step)
             seconds = time.monotonic() - began_s
             reached = step.end
-            size, lag = left(step.start, step.end), left(reached, plan.end)
+            size, lag = _left(step.start, step.end), _left(reached, plan.end)
             read, sent = read + size, sent + count
-            ledger.note(ReplayProgress(step, True, before + sent))
+            ledger.note(replace(step, is_done=True, sent_count=before + sent))
             self._run.meter.batch(count, seconds, lag=lag)
             self._run.say(
                 f"step {step.number}: {count:,} of {counted(size, 'message', form=',')} sent again,"
                 f" {size / max(seconds, 1e-9):,.0f} a second, {lag:,} to go"
             )
-        return Replayed(read, sent, left(reached, plan.end), before)
+        return Replayed(read, sent, _left(reached, plan.end), before)
 
-    def _steps(self, plan: ReplayPlan, last: ReplayProgress | None) -> Iterator[ReplayStep]:
+    def _steps(self, plan: ReplayPlan, last: ReplayStep | None) -> Iterator[ReplayStep]:
         """Yield the interrupted step and the following ones, each when it is due."""
-        interrupted = last.step if last is not None and not last.is_done else None
-        number = last.step.number + last.is_done if last is not None else 0
+        interrupted = last if last is not None and not last.is_done else None
+        number = last.number + last.is_done if last is not None else 0
         reached = _reached(plan, last)
         due_s = time.monotonic()
-        while left(reached, plan.end):
+        while _left(reached, plan.end):
             if self._run.stopping.wait(max(0.0, due_s - time.monotonic())):
                 return
             step = interrupted
@@ -105,13 +118,12 @@ class ReplayJob:
             interrupted = None
             yield step
             if self._options.rate:
-                due_s += left(step.start, step.end) / self._options.rate
+                due_s += _left(step.start, step.end) / self._options.rate
             # No burst after a slow step.
             due_s = max(due_s, time.monotonic() - self._options.interval_ns / SECOND_NS)
             number, reached = number + 1, step.end
 
     def _send(self, plan: ReplayPlan, step: ReplayStep) -> int:
-        """Send the messages of a step, and return their number."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -119,8 +131,11 @@ class ReplayJob:
         topic = F.lit(self._options.to_topic)
         if TOPIC_PLACE in self._options.to_topic:
             topic = F.replace(topic, F.lit(TOPIC_PLACE), F.col("topic"))
-        queues = len({key for key, first in step.start.items() if step.end[key] > first})
+        queues = len(list(offsets.spans(step.start, step.end)))
         tasks = min(max(1, queues), self._run.spark.sparkContext.defaultParallelism)
+        target = self._options.sink
+        if self._options.to_addresses:
+            target["addresses"] = ",".join(self._options.to_addresses)
         counted = Observation()
         (
             messages.repartition(tasks, *_QUEUE)
@@ -129,16 +144,12 @@ class ReplayJob:
             .observe(counted, F.count(F.lit(1)).alias("count"))
             .write.format("martlet")
             .mode("append")
-            .options(**self._target())
+            .options(**target)
             .option("applicationId", plan.name)
             .option("batchId", step.number)
             .save()
         )
         return int(counted.get["count"])
-
-    def _count(self) -> Replayed:
-        start, end = self._source.bounds()
-        return Replayed(left(start, end), self._wanted(start, end).count(), left(start, end))
 
     def _wanted(self, start: Position, end: Position) -> DataFrame:
         from pyspark.sql import functions as F
@@ -152,18 +163,16 @@ class ReplayJob:
             fields = with_fields(kept, self._options.json_schema)
             return fields.where(self._options.where).select(f"{_KEPT}.*")
 
-    def _target(self) -> dict[str, str]:
-        options = self._options.sink
-        if self._options.to_addresses:
-            options["addresses"] = ",".join(self._options.to_addresses)
-        return options
+
+def _left(start: Position, end: Position) -> int:
+    return offsets.unread(offsets.spans(start, end))
 
 
-def _reached(plan: ReplayPlan, last: ReplayProgress | None) -> Position:
+def _reached(plan: ReplayPlan, last: ReplayStep | None) -> Position:
     """Return the position up to which all steps are completed."""
     if last is None:
         return plan.start
-    return last.step.end if last.is_done else last.step.start
+    return last.end if last.is_done else last.start
 
 
 def _terms(options: ReplayJobOptions) -> dict[str, object]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
@@ -35,29 +33,7 @@ _SHORTENED = re.compile(r"~[0-9a-f]{32}/")
 """In the path of a file whose folder has a shortened value."""
 
 
-class ReplaySource(ABC):
-    """Messages to replay."""
-
-    @abstractmethod
-    def bounds(self) -> tuple[Position, Position]:
-        """Resolve the start and the end of each queue by the options."""
-
-    @abstractmethod
-    def between(self, start: Position, end: Position) -> DataFrame:
-        """Return the messages from one position up to another."""
-
-    def close(self) -> None:  # noqa: B027, an archive has nothing to close
-        """Close connections."""
-
-    @staticmethod
-    def of(options: ReplayJobOptions, spark: SparkSession) -> ReplaySource:
-        """Create the source that the options name."""
-        if options.from_archive:
-            return ArchiveReplaySource(options, spark)
-        return TopicReplaySource(options, spark)
-
-
-class TopicReplaySource(ReplaySource):
+class TopicReplaySource:
     """The messages of topics that the brokers still have."""
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
@@ -72,12 +48,7 @@ class TopicReplaySource(ReplaySource):
         self._brokers.close()
 
     def bounds(self) -> tuple[Position, Position]:
-        """Resolve the bounds at the brokers.
-
-        Raises:
-            NoSuchTopicError: a topic does not exist.
-            ValueError: the bounds are invalid.
-        """
+        """Resolve the bounds at the brokers. Raises NoSuchTopicError, ValueError."""
         brokers, options = self._brokers, self._options
         seen = brokers.poll(patient=True)
         brokers.require_topics(seen)
@@ -85,11 +56,7 @@ class TopicReplaySource(ReplaySource):
         return start, resolve(brokers, options.end, seen, "endingOffsets")
 
     def between(self, start: Position, end: Position) -> DataFrame:
-        """Return the messages as read from the log.
-
-        Raises:
-            JobFailed: a topic was deleted, or created again, since the replay has begun.
-        """
+        """Return the messages as read from the log. Raises JobFailed: a topic was deleted since."""
         seen = self._brokers.poll(patient=True)
         gone = [key for key, first in start.items() if key not in seen and first < end[key]]
         if gone:
@@ -113,7 +80,7 @@ class TopicReplaySource(ReplaySource):
         )
 
 
-class ArchiveReplaySource(ReplaySource):
+class ArchiveReplaySource:
     """The messages of an archive."""
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
@@ -160,6 +127,12 @@ class ArchiveReplaySource(ReplaySource):
 
         queues = [_within(key, first, end[key]) for key, first in start.items() if first < end[key]]
         return self._messages.where(reduce(or_, queues) if queues else F.lit(False))
+
+    def close(self) -> None:
+        """Do nothing: Spark has no files open."""
+
+
+ReplaySource = TopicReplaySource | ArchiveReplaySource
 
 
 def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
@@ -232,15 +205,9 @@ def _of_json(rows: DataFrame) -> list[Column]:
 
 
 def _is_folder(rows: DataFrame, name: str) -> bool:
-    """Return whether a column is a partition column."""
     return any(f"/{name}=" in file for file in rows.inputFiles()[:1])
 
 
 def sent_columns(messages: DataFrame) -> list[str]:
     """Return the columns of messages that are sent again."""
     return [name for name in _SENT if name in messages.columns]
-
-
-def left(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> int:
-    """Count the offsets between two positions."""
-    return sum(max(0, end[key] - first) for key, first in start.items())

@@ -51,12 +51,7 @@ class FigureBoard:
     def update(
         self, rows: Iterable[Row], *, complete: bool = False, batch: int | None = None
     ) -> None:
-        """Add or replace rows.
-
-        Args:
-            complete: whether they replace all rows.
-            batch: the number of the micro-batch; a repeated one counts once.
-        """
+        """Add or replace rows; all of them if `complete`. A repeated micro-batch counts once."""
         if batch is not None:
             if self._keys is None and batch <= self._batch:
                 return

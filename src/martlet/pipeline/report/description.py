@@ -7,16 +7,14 @@ SQL, on the columns of the source and the fields of JSON messages.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from martlet.names import is_valid_name
 
 Mode = Literal["append", "update", "complete"]
 MAX_FIGURES = 50
-_DEFAULT_WATERMARK = "1 minute"
-_DEFAULT_TIME = "timestamp"
 
 
 class BadDescription(ValueError):
@@ -61,8 +59,8 @@ class Description:
     topics: tuple[str, ...] = ()
     schema: str = ""
     """The fields of JSON messages, as DDL."""
-    time: str = _DEFAULT_TIME
-    watermark: str = _DEFAULT_WATERMARK
+    time: str = "timestamp"
+    watermark: str = "1 minute"
     """The maximum delay of messages that still count."""
 
 
@@ -77,18 +75,13 @@ def parse(text: str) -> Description:
     except tomllib.TOMLDecodeError as error:
         raise BadDescription(f"the description is not valid TOML: {error}") from None
     figures = fields.pop("figures", {})
-    _refuse_unknown("the description", fields, Description, but="figures")
+    values = _parsed("the description", "", fields, _KEYS)
     if not isinstance(figures, dict) or not figures:
         raise BadDescription("the description has no figures; [figures.sales] begins one")
     if len(figures) > MAX_FIGURES:
         raise BadDescription(f"{len(figures)} figures are more than {MAX_FIGURES}")
     return Description(
-        figures=tuple(_figure(name, entry) for name, entry in figures.items()),
-        title=_text("title", fields.get("title", "Report")),
-        topics=_topics(fields.get("topics", [])),
-        schema=_text("schema", fields.get("schema", "")),
-        time=_text("time", fields.get("time", _DEFAULT_TIME)),
-        watermark=_text("watermark", fields.get("watermark", _DEFAULT_WATERMARK)),
+        figures=tuple(_figure(name, entry) for name, entry in figures.items()), **values
     )
 
 
@@ -103,22 +96,7 @@ def _figure(name: str, fields: object) -> Figure:
         raise BadDescription(f"{at} is no table")
     if not name.replace("-", "_").isidentifier():
         raise BadDescription(f"{at}: a figure's name has letters, digits, - and _ alone")
-    _refuse_unknown(at, fields, Figure, but="name")
-    figure = Figure(
-        name=name,
-        window=_text(f"{at}.window", fields.get("window", "")),
-        slide=_text(f"{at}.slide", fields.get("slide", "")),
-        by=_texts(f"{at}.by", fields.get("by", [])),
-        where=_text(f"{at}.where", fields.get("where", "")),
-        count=_boolean(f"{at}.count", fields.get("count", False)),
-        rate=_boolean(f"{at}.rate", fields.get("rate", False)),
-        percentiles=_percentiles(f"{at}.percentiles", fields.get("percentiles", {})),
-        distinct=_texts(f"{at}.distinct", fields.get("distinct", [])),
-        top=_top(f"{at}.top", fields.get("top", {})),
-        values=_values(f"{at}.values", fields.get("values", {})),
-        sql=_text(f"{at}.sql", fields.get("sql", "")),
-        mode=_mode(f"{at}.mode", fields.get("mode", "update")),
-    )
+    figure = Figure(name=name, **_parsed(at, f"{at}.", fields, _FIGURE_KEYS))
     if figure.sql:
         others = sorted(fields.keys() - {"sql", "mode"})
         if others:
@@ -128,23 +106,22 @@ def _figure(name: str, fields: object) -> Figure:
         raise BadDescription(f'{at} needs a window, as window = "1 minute", or sql')
     if "mode" in fields:
         raise BadDescription(f"{at}.mode is for a figure that has sql")
-    if not (
-        figure.count
-        or figure.rate
-        or figure.percentiles
-        or figure.distinct
-        or figure.top
-        or figure.values
-    ):
+    if not any(getattr(figure, name) for name in _AGGREGATES):
         raise BadDescription(f"{at} shows nothing: say count = true, or name other aggregates")
     return figure
 
 
-def _refuse_unknown(at: str, table: Mapping[str, Any], kind: type, *, but: str) -> None:
-    names = [entry.name for entry in fields(kind) if entry.name != but]
-    unknown = [name for name in table if name not in names]
+_Keys = Mapping[str, Callable[[str, object], Any]]
+
+
+def _parsed(what: str, prefix: str, table: Mapping[str, Any], keys: _Keys) -> dict[str, Any]:
+    """Parse the keys of a table, each as its function in `keys` does."""
+    unknown = [name for name in table if name not in keys]
     if unknown:
-        raise BadDescription(f"{at} has no {', '.join(unknown)}; it has {', '.join(names)}")
+        raise BadDescription(f"{what} has no {', '.join(unknown)}; it has {', '.join(keys)}")
+    return {
+        name: parse(prefix + name, table[name]) for name, parse in keys.items() if name in table
+    }
 
 
 def _text(at: str, value: object) -> str:
@@ -159,11 +136,11 @@ def _texts(at: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _topics(value: object) -> tuple[str, ...]:
-    names = _texts("topics", value)
+def _topics(at: str, value: object) -> tuple[str, ...]:
+    names = _texts(at, value)
     for name in names:
         if not is_valid_name(name):
-            raise BadDescription(f"topics has {name!r}: a topic's name is 1 to 64 of .a-zA-Z0-9_-")
+            raise BadDescription(f"{at} has {name!r}: a topic's name is 1 to 64 of .a-zA-Z0-9_-")
     return names
 
 
@@ -212,3 +189,25 @@ def _mode(at: str, value: object) -> Mode:
     if isinstance(value, str) and value in modes:
         return modes[value]
     raise BadDescription(f"{at} is {value!r} and none of append, update, complete")
+
+
+_KEYS: _Keys = {
+    "title": _text,
+    "topics": _topics,
+    **dict.fromkeys(("schema", "time", "watermark"), _text),
+}
+_AGGREGATES: _Keys = {
+    **dict.fromkeys(("count", "rate"), _boolean),
+    "percentiles": _percentiles,
+    "distinct": _texts,
+    "top": _top,
+    "values": _values,
+}
+_FIGURE_KEYS: _Keys = {
+    **dict.fromkeys(("window", "slide"), _text),
+    "by": _texts,
+    "where": _text,
+    **_AGGREGATES,
+    "sql": _text,
+    "mode": _mode,
+}

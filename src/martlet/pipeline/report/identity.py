@@ -22,10 +22,8 @@ _NO_KEYS = ("int", "bigint", "smallint", "tinyint", "float", "double", "decimal"
 
 
 def keys_of(figure: Figure, rows: DataFrame) -> list[str] | None:
-    """Return the columns that identify a row; None if every row is new.
-
-    Raises:
-        JobFailed: rows change, but no columns identify them.
+    """Return the columns that identify a row; None if every row is new. Raises JobFailed: rows
+    change, but no columns identify them.
     """
     if not figure.sql:
         return [START, *(name_of(expression) for expression in figure.by)]
@@ -49,10 +47,8 @@ def keys_of(figure: Figure, rows: DataFrame) -> list[str] | None:
 
 
 def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]:
-    """Return the ids of the columns that depend only on the grouping columns of an aggregate.
-
-    Args:
-        projects: the projections of its columns, the last one first.
+    """Return the ids of the columns that depend only on the grouping columns of an aggregate, given
+    the projections of its columns, the last one first.
     """
     group_ids: set[int] = set()
     for expression in _each(aggregate.groupingExpressions()):
@@ -92,7 +88,6 @@ def _is_aggregate(expression: Any) -> bool:
 
 
 def _references(expression: Any) -> set[int]:
-    """Return the ids of the columns that an expression refers to."""
     return {_id(column) for column in _each(expression.references().toSeq())}
 
 

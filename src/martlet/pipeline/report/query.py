@@ -66,11 +66,7 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
 
 
 def require_columns(figure: Figure) -> None:
-    """Check that the columns of a figure have different names.
-
-    Raises:
-        BadDescription: two columns have the same name, or one has none.
-    """
+    """Check that the columns of a figure have names, which differ. Raises BadDescription."""
     if figure.sql:
         return
     names = [START, END, *map(name_of, figure.by), *(name for name, _ in aggregates(figure))]

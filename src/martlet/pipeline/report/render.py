@@ -67,9 +67,8 @@ def page_of(
 
 
 def _open_from(figure: Figure, rows: Sequence[Row]) -> datetime | None:
-    """Return the start of the first window that may still change; None if none may.
-
-    The newest message is in the newest window, so windows that end after its start can get more.
+    """Return the start of the first window that may still change, as it ends after the newest
+    window's start; None if none may.
     """
     if figure.sql or figure.mode == "append" or not rows:
         return None
@@ -79,7 +78,6 @@ def _open_from(figure: Figure, rows: Sequence[Row]) -> datetime | None:
 
 
 def _notes(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
-    """Explain the columns of a figure."""
     if figure.sql:
         return {}
     notes = {

@@ -12,13 +12,24 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, query_errors_as, session
+from martlet.pipeline.job import (
+    OK,
+    Job,
+    JobFailed,
+    Run,
+    cause,
+    query_errors_as,
+    require_topics,
+    session,
+    with_fields,
+)
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
     BadDescription,
@@ -33,7 +44,6 @@ from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.render import page_of, print_board
 from martlet.pipeline.stream_monitor import follow, start_query
-from martlet.pipeline.topics import require_topics, with_fields
 from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
@@ -80,60 +90,54 @@ class LiveReport:
         self._options = options
         self._run = run
         self._boards: dict[str, FigureBoard] = {}
-        self._of: dict[str, Figure] = {}
-        """The figure of each query, by the query's run id."""
         self._names: dict[str, str] = {}
+        """The figure and the output of each query, by the query's id."""
 
     def run(self) -> dict[str, list[Row]]:
         """Run the queries until they end, and return the rows of the boards."""
         from pyspark.errors import StreamingQueryException
 
-        with self._checkpoint() as checkpoint:
+        folder: AbstractContextManager[str] = (
+            nullcontext(self._options.checkpoint.rstrip("/"))
+            if self._options.checkpoint
+            else tempfile.TemporaryDirectory(prefix="martlet-report-")
+        )
+        with folder as checkpoint:
             self._table().createOrReplaceTempView(TABLE)
             rows = {figure.name: self._plan(figure) for figure in self.description.figures}
             for figure in self.description.figures:
                 self._require_same(figure, checkpoint)
-                self._begin_board(figure, rows[figure.name], checkpoint)
+                if self._options.console or self._options.page:
+                    store = Store.at(f"{checkpoint}/{figure.name}")
+                    keys = keys_of(figure, rows[figure.name])
+                    self._boards[figure.name] = FigureBoard(keys, store)
             queries: list[StreamingQuery] = []
             try:
                 for figure in self.description.figures:
-                    for query in self._start(figure, rows[figure.name], checkpoint):
-                        queries.append(query)
-                        self._of[query.runId] = figure
+                    queries.extend(self._start(figure, rows[figure.name], checkpoint))
                 follow(queries, self._run, "reported", names=self._names)
             except StreamingQueryException as error:
                 failed = next(query for query in queries if query.exception())
-                raise failure(self._of[failed.runId], error) from error
+                name = self._names[failed.id].partition(",")[0]
+                raise JobFailed(f"figures.{name} has failed: {cause(error)}") from error
             finally:
                 for query in queries:
                     query.stop()
         return {name: board.rows for name, board in self._boards.items()}
 
-    @contextmanager
-    def _checkpoint(self) -> Iterator[str]:
-        """Enter the checkpoint folder: the one of the options, or a temporary one."""
-        if self._options.checkpoint:
-            yield self._options.checkpoint.rstrip("/")
-            return
-        with tempfile.TemporaryDirectory(prefix="martlet-report-") as folder:
-            yield folder
-
-    def _source(self) -> DataFrame:
-        reader = self._run.spark.readStream.format("martlet").options(**self._options.source)
-        return (
-            reader.option("topic", ",".join(self.description.topics))
-            .option("startingOffsets", self._options.start)
-            .option("maxOffsetsPerTrigger", self._options.max_offsets)
-            .load()
-        )
-
     def _table(self) -> DataFrame:
-        """Create the table of messages that the figures query."""
         from pyspark.sql import functions as F
 
         description = self.description
+        reader = (
+            self._run.spark.readStream.format("martlet")
+            .options(**self._options.source)
+            .option("topic", ",".join(description.topics))
+            .option("startingOffsets", self._options.start)
+            .option("maxOffsetsPerTrigger", self._options.max_offsets)
+        )
         with query_errors_as(f"the schema {description.schema!r} is invalid"):
-            messages = with_fields(self._source(), description.schema)
+            messages = with_fields(reader.load(), description.schema)
         with query_errors_as(f"time = {description.time!r} is invalid"):
             kind = dict(messages.select(F.col(quoted(description.time))).dtypes)[description.time]
         if not kind.startswith("timestamp"):
@@ -145,11 +149,7 @@ class LiveReport:
             return messages.withWatermark(description.time, description.watermark)
 
     def _require_same(self, figure: Figure, checkpoint: str) -> None:
-        """Check that a figure is the one that the checkpoint was written for.
-
-        Raises:
-            JobFailed: the figure has changed.
-        """
+        """Check that a figure is the one that the checkpoint was written for. Raises JobFailed."""
         fields = json.loads(json.dumps(dataclasses.asdict(figure)))
         fields |= {"schema": self.description.schema, "time": self.description.time}
         store = Store.at(f"{checkpoint}/{figure.name}")
@@ -172,20 +172,11 @@ class LiveReport:
                 " --checkpoint; either begins with what --start says"
             )
 
-    def _begin_board(self, figure: Figure, rows: DataFrame, checkpoint: str) -> None:
-        if self._options.console or self._options.page:
-            store = Store.at(f"{checkpoint}/{figure.name}")
-            self._boards[figure.name] = FigureBoard(keys_of(figure, rows), store)
-
     def _start(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[StreamingQuery]:
-        """Start the queries of a figure."""
         options = self._options
         folder = f"{checkpoint}/{figure.name}"
         if figure.name in self._boards:
-
-            def show(batch: DataFrame, number: int) -> None:
-                self._show(figure, batch, number)
-
+            show = partial(self._show, figure)
             yield self._begin(figure, rows, f"{folder}/live", figure.mode, foreach=show)
         final: Mode = figure.mode if figure.sql else "append"
         if options.parquet:
@@ -229,10 +220,7 @@ class LiveReport:
         writer = rows.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
         writer = writer.foreachBatch(foreach) if foreach else writer.format(sink_format)
         writer = writer.options(**settings)
-        if self._options.once:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=self._options.interval)
+        writer = writer.trigger(**self._options.trigger)
         with query_errors_as(f"figures.{figure.name} is invalid"):
             query = start_query(writer.start, self._run)
         name, kind = checkpoint.rsplit("/", 2)[-2:]
@@ -240,7 +228,6 @@ class LiveReport:
         return query
 
     def _show(self, figure: Figure, batch: DataFrame, number: int) -> None:
-        """Add the rows of a micro-batch to the figure's board, and show the board."""
         board = self._boards[figure.name]
         is_complete = figure.mode == "complete"
         if START in batch.columns and not is_complete:
@@ -257,18 +244,8 @@ class LiveReport:
             page_of(self.description, boards, reload_s=reload_s).write(Path(self._options.page))
 
 
-def failure(figure: Figure, error: Exception) -> JobFailed:
-    """Return the error for a failed query."""
-    return JobFailed(f"figures.{figure.name} has failed: {cause(error)}")
-
-
 def read_description(options: LiveReportOptions) -> Description:
-    """Read the description that the options name.
-
-    Raises:
-        OptionError: the options name no description, or its file cannot be read.
-        BadDescription: the description is invalid.
-    """
+    """Read the description that the options name. Raises OptionError, BadDescription."""
     if not (options.description or options.sql):
         raise OptionError("say what to report: --description=FILE or --sql=QUERY")
     sql = options.sql
@@ -287,11 +264,7 @@ def read_description(options: LiveReportOptions) -> Description:
 
 
 def check_description(description: Description, options: LiveReportOptions) -> None:
-    """Check that a description has topics, and that its columns have different names.
-
-    Raises:
-        OptionError, BadDescription: the description is invalid.
-    """
+    """Check the topics and the names of columns. Raises OptionError, BadDescription."""
     for figure in description.figures:
         require_columns(figure)
     if not (description.topics or options.topics):
