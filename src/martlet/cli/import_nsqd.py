@@ -15,10 +15,15 @@ from pathlib import Path
 from martlet.broker.errors import WritesRefused
 from martlet.cli import progress
 from martlet.log.storage import FolderInUse
-from martlet.migration.findings import Findings
-from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
+from martlet.migration.diskqueue import Findings
+from martlet.migration.importing import (
+    MAX_BATCH_BYTES,
+    Importing,
+    ImportRefused,
+    ImportResult,
+    opened,
+)
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
-from martlet.migration.progress import ImportRefused
 from martlet.server.data_folder import WrongVersion
 from martlet.text import counted, parse_size
 

@@ -29,13 +29,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from martlet.migration.findings import Findings
-
 Offsets = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 26
-"""Bytes of a message before its body."""
 ID_AT = 10
 _ID_BYTES = 16
 _CHUNK = 1 << 16
@@ -45,6 +42,46 @@ _ID = re.compile(rb"(?=[0-9a-f]{16})")
 _META = re.compile(rb"\s*(-?\d+)\n(-?\d+),(-?\d+)\n(-?\d+),(-?\d+)\n")
 _MAX_FAULTS = 20
 """The damaged positions of a file that are reported one by one."""
+_MAX_FINDINGS = 1000
+
+
+@dataclass
+class Findings:
+    """Problems of a data folder in three degrees; after a thousand of one they are only counted."""
+
+    lost: list[str] = field(default_factory=list)
+    """A part could not be read: messages may be missing."""
+    doubts: list[str] = field(default_factory=list)
+    """Messages may come again that were consumed, or state was lost that is no message."""
+    notes: list[str] = field(default_factory=list)
+    """A part was skipped with good reason."""
+    more: int = 0
+
+    def unreadable(self, text: str) -> None:
+        """Messages may be missing."""
+        self._add(self.lost, text)
+
+    def doubt(self, text: str) -> None:
+        """Messages may come again, or lack something."""
+        self._add(self.doubts, text)
+
+    def note(self, text: str) -> None:
+        """Nothing is wrong, but it may look so."""
+        self._add(self.notes, text)
+
+    def _add(self, texts: list[str], text: str) -> None:
+        if len(texts) < _MAX_FINDINGS:
+            texts.append(text)
+        else:
+            self.more += 1
+
+    def lines(self) -> Iterator[str]:
+        """The report."""
+        yield from (f"NOT READ: {text}" for text in self.lost)
+        yield from (f"in doubt: {text}" for text in self.doubts)
+        yield from (f"note: {text}" for text in self.notes)
+        if self.more:
+            yield f"and {self.more} findings more"
 
 
 @dataclass(frozen=True)
@@ -196,19 +233,16 @@ class DiskQueue:
                 )
 
 
+@dataclass(frozen=True, eq=False)
 class DiskQueueChunk:
-    """Some messages of a file.
+    """Some messages of a file."""
 
-    Attributes:
-        positions: where they begin, behind their size; int64.
-        sizes: of the messages with their heads; int64.
-    """
-
-    def __init__(self, file: QueueFile, number: int, positions: Offsets, sizes: Offsets) -> None:
-        self.file = file
-        self.number = number
-        self.positions = positions
-        self.sizes = sizes
+    file: QueueFile
+    number: int
+    positions: Offsets
+    """Where they begin, behind their size."""
+    sizes: Offsets
+    """Of the messages with their heads."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -253,14 +287,9 @@ class DiskQueueChunk:
         return DiskQueueChunk(self.file, self.number, self.positions[which], self.sizes[which])
 
 
-def _digits() -> Bytes:
-    table = np.full(256, 255, np.uint8)
-    for value, digit in enumerate(b"0123456789abcdef"):
-        table[digit] = value
-    return table
-
-
-_DIGITS = _digits()
+_DIGITS = np.full(256, 255, np.uint8)
+"""The values of hexadecimal digits, by their bytes; 255 for any other byte."""
+_DIGITS[list(b"0123456789abcdef")] = np.arange(16)
 
 
 def open_queue(name: str, folder: Path, numbers: list[int], findings: Findings) -> DiskQueue:
@@ -304,7 +333,6 @@ def _compare(
     path: Callable[[int], Path],
     findings: Findings,
 ) -> None:
-    """Report where the meta file and the data files differ."""
     has_unread = (meta.read_file, meta.read_at) < (meta.write_file, meta.write_at)
     for number in range(meta.read_file, min(meta.write_file, meta.read_file + 1_000_000) + 1):
         in_use = number < meta.write_file or meta.write_at > (

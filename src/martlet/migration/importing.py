@@ -4,18 +4,19 @@ Topic by topic: the messages of its channels in the order of the `martlet.migrat
 the channels with their cursors, then, behind them, the topic's own backlog.  A topic that is paused
 is paused before its backlog comes.  While a topic has no channel, the broker keeps all it stores.
 
-The work may be killed at any moment and begun again.  What a topic's queue already holds is passed
-over, and channels are put in place once more.  If a power cut has taken a part of the log, the
-topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.data_folder`).
+The work may be killed at any moment and begun again: what a topic's queue already holds is passed
+over.  If a power cut has taken a part of the log, the topic is begun anew.  No broker starts on the
+folder meanwhile (`martlet.server.data_folder`).
 """
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -23,21 +24,74 @@ from pathlib import Path
 import numpy as np
 
 from martlet.broker.broker import BrokerCore
-from martlet.broker.recovery.restore import RestoredBroker, restore
+from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic
 from martlet.log.storage import DiskStorage, Storage
-from martlet.migration.diskqueue import DiskQueueChunk, Offsets, QueueFile
-from martlet.migration.findings import Findings
+from martlet.migration.diskqueue import DiskQueueChunk, Findings, Offsets, QueueFile
 from martlet.migration.layout import MAX_COPIES, MAX_TRIED, Group, Layout
 from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
-from martlet.migration.progress import ImportEntry, ImportProgress, ImportRefused
 from martlet.server.clock import Clock
 from martlet.server.data_folder import broker_identity, mark_unfinished
 
 MAX_BATCH_BYTES = 1 << 19
 _CHECKPOINT_SEGMENTS = 10
 _INDEX_ROWS = 1 << 16
+_PROGRESS = "import-nsqd.json"
+_VERSION = 1
+
+
+class ImportRefused(Exception):
+    """Nothing is imported; the text says why, and the way out."""
+
+
+@dataclass
+class ImportEntry:
+    """An import."""
+
+    source: str
+    fingerprint: str
+    done: str | None = None
+    report: list[str] = field(default_factory=list)
+    complete: bool = True
+    """Whether everything could be read."""
+
+
+class ImportProgress:
+    """The imports of a storage, as a small file beside the log has them. Raises ImportRefused.
+
+    The file only identifies the folder: what a topic's log holds of the layout was done.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.entries: list[ImportEntry] = []
+        data = storage.read(_PROGRESS)
+        if data is None:
+            return
+        try:
+            content = json.loads(data)
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']}, this Martlet reads {_VERSION}")
+            self.entries = [ImportEntry(**entry) for entry in content["imports"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImportRefused(
+                f"{_PROGRESS} in the broker's data folder cannot be understood: {error}"
+            ) from error
+
+    def find(self, fingerprint: str) -> ImportEntry | None:
+        """The import of a folder with these files."""
+        return next((e for e in self.entries if e.fingerprint == fingerprint), None)
+
+    @property
+    def unfinished(self) -> ImportEntry | None:
+        """The import that was begun and is not done."""
+        return next((entry for entry in self.entries if entry.done is None), None)
+
+    def write(self) -> None:
+        """Make it durable. Raises OSError."""
+        content = {"version": _VERSION, "imports": [asdict(entry) for entry in self.entries]}
+        self._storage.replace(_PROGRESS, json.dumps(content, indent=1).encode())
 
 
 @dataclass
@@ -57,7 +111,6 @@ class ImportResult:
     """The result of an import."""
 
     entry: ImportEntry
-    """The record that is kept of it."""
     is_new: bool
     """Whether it was done now, and not before."""
     topics: list[TopicResult] = field(default_factory=list)
@@ -68,10 +121,7 @@ class ImportResult:
 def opened(
     data_path: Path, segment_bytes: int, keep_free_bytes: int, findings: Findings
 ) -> Iterator[tuple[BrokerCore, DiskStorage]]:
-    """A broker's core on its data folder, which no other holds meanwhile.
-
-    Raises OSError: it cannot be used, or a broker runs on it.
-    """
+    """A broker's core on its data folder, which no other holds meanwhile. Raises OSError."""
     storage = DiskStorage(data_path, keep_free_bytes=keep_free_bytes)
     try:
         broker_identity(storage, uuid.uuid4().hex, to_finish=True)
@@ -84,15 +134,11 @@ def opened(
                 f"in Martlet's own log: offsets {first} to {end - 1} of topic {topic!r}: {why}"
             ),
         )
-        _record_findings(restored, findings)
+        for damage in restored.report.damaged:
+            findings.doubt(f"in Martlet's own log: {damage}")
         yield broker, storage
     finally:
         storage.close()
-
-
-def _record_findings(restored: RestoredBroker, findings: Findings) -> None:
-    for damage in restored.report.damaged:
-        findings.doubt(f"in Martlet's own log: {damage}")
 
 
 class Importing:
@@ -254,18 +300,14 @@ class Importing:
 
 
 class _Writer:
-    """Appends messages to a topic, but for those that are there already.
-
-    Attributes:
-        topic: the topic.
-        offset: of the next message.
-    """
+    """Appends messages to a topic, but for those that are there already."""
 
     def __init__(
         self, broker: BrokerCore, topic: Topic, batch_bytes: int, written: Callable[[], None]
     ) -> None:
         self.topic = topic
         self.offset = 0
+        """Of the next message."""
         self._batch_bytes = batch_bytes
         self._there = topic.queue.end_offset
         self._broker = broker
@@ -307,7 +349,6 @@ class _Writer:
 
 
 def _pieces(chunk: DiskQueueChunk, max_bytes: int) -> Iterator[DiskQueueChunk]:
-    """Split a chunk into pieces of about that size."""
     if not len(chunk):
         return
     numbers = (np.cumsum(chunk.sizes) - 1) // max_bytes
@@ -317,9 +358,8 @@ def _pieces(chunk: DiskQueueChunk, max_bytes: int) -> Iterator[DiskQueueChunk]:
 
 
 def _attempts(layout: Layout, number: int | None) -> dict[int, int]:
-    """Which of the messages that were delivered before a channel has: offset: attempts.
-
-    `number` is that of the channel's queue; None where it has none.
+    """Return the attempts of the tried messages that a channel has, by offset; `number` is that of
+    its queue, None where it has none.
     """
     return {
         offset: tried.attempts.get(number, 0) if number is not None else 0

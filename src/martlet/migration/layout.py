@@ -19,8 +19,7 @@ Two copies of one message have the same id and the same body, and are stored onc
   while it hands messages on, has some in both: these come from the backlog, once.
 
 Within a group messages stand in the order of the first of its channels by name.  All of this
-follows from the folder alone: an import that was killed finds the same layout again, and goes on
-behind what the log holds of it.
+follows from the folder alone, so an import that was killed finds the same layout again.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from martlet.migration.diskqueue import HEAD_BYTES, DiskQueue, DiskQueueChunk
-from martlet.migration.findings import Findings
+from martlet.migration.diskqueue import HEAD_BYTES, DiskQueue, DiskQueueChunk, Findings
 
 MAX_COPIES = 1_000_000
 """So many copies of messages, some 70 bytes each, are compared at once."""

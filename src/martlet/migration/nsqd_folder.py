@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from martlet.migration.diskqueue import DiskQueue, QueueFile, open_queue
-from martlet.migration.findings import Findings
+from martlet.migration.diskqueue import DiskQueue, Findings, QueueFile, open_queue
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.text import counted
 
@@ -73,11 +72,7 @@ class NsqdTopic:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the folder as nsqd does, so that none runs on it.
-
-    Raises:
-        NoNsqdFolder: it is no folder, or an nsqd holds it.
-    """
+    """Hold the folder as nsqd does, so that none runs on it. Raises NoNsqdFolder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -99,11 +94,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 class NsqdFolder:
-    """A data folder of nsqd.
-
-    Raises:
-        NoNsqdFolder: it is none, or its nsqd.dat cannot be understood.
-    """
+    """A data folder of nsqd. Raises NoNsqdFolder: it is none, or its nsqd.dat is damaged."""
 
     def __init__(self, path: Path, findings: Findings, *, with_bad: bool = False) -> None:
         self.path = path

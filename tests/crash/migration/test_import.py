@@ -24,7 +24,7 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.cli.main import main
 from martlet.log.commit_log import CommitLog
-from martlet.migration.findings import Findings
+from martlet.migration.diskqueue import Findings
 from martlet.migration.importing import Importing
 from martlet.migration.nsqd_folder import NsqdFolder
 from martlet.server.data_folder import broker_identity

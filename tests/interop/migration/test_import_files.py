@@ -28,7 +28,7 @@ from tests.interop.migration.nsqd_files import (
 
 from martlet.cli.import_nsqd import main
 from martlet.cli.main import main as martlet
-from martlet.migration.findings import Findings
+from martlet.migration.diskqueue import Findings
 from martlet.migration.importing import Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NsqdFolder
 from martlet.testing import BrokerProcess
