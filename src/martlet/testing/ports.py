@@ -12,15 +12,13 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 
 _PORTS = range(10_240, 32_768)
 _BLOCK = 256
 
 
 class _Dealer:
-    """Deals out the ports of this process's block."""
-
     def __init__(self) -> None:
         self.begin_anew()
         os.register_at_fork(after_in_child=self.begin_anew)
@@ -52,14 +50,9 @@ def _own_block() -> Iterator[int]:
                 listener.close()
                 continue
             listener.detach()  # It listens until this process ends.
-            return _round(range(first + 1, first + _BLOCK))
+            # Long after its first use comes the second.
+            return cycle(range(first + 1, first + _BLOCK))
     raise OSError(f"no {_BLOCK} ports are free for tests on 127.0.0.1 of {_PORTS}")
-
-
-def _round(ports: range) -> Iterator[int]:
-    """One after the other and again from the start: long after its first use comes the second."""
-    while True:
-        yield from ports
 
 
 def _bound(port: int) -> socket.socket | None:
@@ -73,13 +66,4 @@ def _bound(port: int) -> socket.socket | None:
     return listener
 
 
-_dealer = _Dealer()
-
-
-def free_port() -> int:
-    """A free port of the loopback interface.
-
-    Raises:
-        OSError: no block is free, or all ports of this process's block are taken.
-    """
-    return _dealer.free_port()
+free_port = _Dealer().free_port

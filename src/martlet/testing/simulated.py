@@ -185,12 +185,8 @@ class SimulatedSegment:
         self.capacity = len(file.seen)
         self._storage = storage
         self._file = file
-        self._view = memoryview(self._file.seen).toreadonly()
-
-    @property
-    def view(self) -> memoryview:
+        self.view = memoryview(self._file.seen).toreadonly()
         """All its bytes, read-only and always current."""
-        return self._view
 
     @property
     def content(self) -> bytearray:
@@ -223,7 +219,7 @@ class SimulatedSegment:
 
     def let_go(self) -> bool:
         """Release its memory; False where a reader still uses it."""
-        self._view.release()
+        self.view.release()
         try:
             self._file.seen.extend(b"\0")
         except BufferError:

@@ -15,7 +15,6 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from martlet.spark.java import java_home, logging_file, prepare_environment
@@ -35,19 +34,10 @@ class SparkCluster:
 
         with SparkCluster(workers=2) as cluster:
             spark = spark_session("test", master=cluster.url)
-
-    Attributes:
-        url: what ``master`` is for those that use it, as ``spark://127.0.0.1:17077``.
     """
 
     def __init__(self, workers: int = 2, *, cores: int = 1, memory_mb: int = 1024) -> None:
-        """Take the settings; the processes start with ``with``.
-
-        Args:
-            workers: how many.
-            cores: how many tasks a worker runs at a time.
-            memory_mb: what a worker has for executors, in MiB.
-        """
+        """Take the settings, of a worker its cores and MiB for executors; ``with`` starts all."""
         self._count = workers
         self._cores = cores
         self._memory_mb = memory_mb
@@ -56,6 +46,7 @@ class SparkCluster:
         )
         self._port, self._web_port = free_port(), free_port()
         self.url = f"spark://127.0.0.1:{self._port}"
+        """The ``master`` for those that use it."""
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
 
@@ -67,12 +58,7 @@ class SparkCluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def kill_worker(self, number: int) -> None:
@@ -95,11 +81,7 @@ class SparkCluster:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return the master's state, as on its web page.
-
-        Raises:
-            OSError: it does not answer.
-        """
+        """Return the master's state, as on its web page. Raises OSError: it does not answer."""
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._web_port}/json/", timeout=10
         ) as answer:
