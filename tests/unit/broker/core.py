@@ -12,11 +12,19 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
+from martlet.broker.dead_letters import dead_letter
+from martlet.broker.groups.group_queue import GroupQueue
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.restore import RestoredBroker, restore
-from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.retention.checkpoint import CheckpointJob, begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic
+from martlet.broker.transactions.manager import Transactions
+from martlet.log.record import HEADER_BYTES, Header, RecordKind, payload
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.properties.model import Properties
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 SECOND_NS = 10**9
@@ -54,6 +62,12 @@ def bodies_of(broker: BrokerCore, topic: Topic, start: int | None = None) -> lis
         for frames in cursor.take(0, 1 << 30, topic.queue.end_offset)[0]:
             got += parse(bytes(frames))
     return [message.body for message in got]
+
+
+def group_of(channel: Channel) -> GroupQueue:
+    """The group that a channel is."""
+    assert channel.group is not None
+    return channel.group
 
 
 class Client:
@@ -160,8 +174,19 @@ class Core:
         self.storage = self.storage.crash()
         self._open()
 
-    def checkpoint(self) -> None:
-        job = begin_checkpoint(self.broker)
+    def start_again(self, way: str) -> None:
+        """Stop it, kill it, or cut the power once all is durable, and start it again."""
+        if way == "stop":
+            self.stop()
+        else:
+            self.flush()
+            self.kill(power=way == "power")
+
+    def checkpoint(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.complete(begin_checkpoint(self.broker))
+
+    def complete(self, job: CheckpointJob) -> None:
         job.flush.run()
         job.save()
         end_checkpoint(self.broker, job)
@@ -171,14 +196,82 @@ class Core:
         job.run()
         self.broker.log.flushed(job)
 
+    def flush_now(self) -> bool:
+        """Flush for an eviction."""
+        self.flush()
+        return True
+
+    def records(self, kind: RecordKind) -> list[tuple[Header, bytes]]:
+        """The log's records of a kind, with what they hold."""
+        records = scan(self.broker.log.segments, 0, RecoveryReport())
+        return [(h, bytes(payload(h, record))) for h, record in records if h.kind == kind]
+
+    def damage(self, position: int) -> None:
+        """Flip a bit of the record at a position, behind its header."""
+        segment = self.broker.log.find(position)
+        assert segment is not None
+        content = self.storage.segment_bytes_of(segment.base)
+        content[position - segment.base + HEADER_BYTES] ^= 1
+
     def publish(self, topic: str, *bodies: bytes, delay_ns: int = 0) -> Receipt:
         deliver_at_ns = self.clock.now_ns + delay_ns if delay_ns else 0
         receipt = self.broker.topic(topic).stage(list(bodies), deliver_at_ns)
         self.broker.commit()
         return receipt
 
-    def channel(self, topic: str, channel: str = "c") -> Channel:
+    def send(self, topic: str, properties: Properties, *bodies: bytes) -> Receipt:
+        """Publish messages that have all the same properties."""
+        entries = [(number, properties.pack()) for number in range(len(bodies))]
+        receipt = self.broker.topic(topic).stage(list(bodies), 0, entries)
+        self.broker.commit()
+        return receipt
+
+    def publish_emptied(self, topic: str, *bodies: bytes) -> None:
+        """Publish messages while the topic is paused, and empty it: no channel gets them."""
+        paused = self.broker.topic(topic)
+        paused.set_paused(True)
+        self.publish(topic, *bodies)
+        paused.empty()
+        paused.set_paused(False)
+
+    def stored(self, topic: str = "t") -> list[bytes]:
+        """The bodies that are stored of a topic, in order; none where there is no such topic."""
+        found = self.broker.topics.get(topic)
+        return [] if found is None else bodies_of(self.broker, found)
+
+    def dead_letters(self, topic: str = "t.c.dead") -> list[tuple[bytes, Properties]]:
+        """Bodies and properties of all that is stored in a dead-letter topic."""
+        channel = self.topic(topic).find_channel(dead_letter.CHANNEL)
+        dead = []
+        for offset in range(channel.source.limit):
+            frame = channel.cursor.frame(offset, 1)
+            assert frame is not None
+            dead.append((bytes(frame[34:]), Properties.unpack(channel.cursor.properties(offset))))
+        return dead
+
+    def fill_disk(self) -> None:
+        """Publish to another topic until the disk is full and so is the last segment."""
+        self.storage.capacity_bytes = self.storage.used_bytes
+        for size in (500, 1):
+            while self.publish("filling", b"x" * size).error is None:
+                pass
+
+    @property
+    def transactions(self) -> Transactions:
+        return self.broker.transactions
+
+    def topic(self, name: str = "t") -> Topic:
+        """A topic that is there."""
+        return self.broker.find_topic(name)
+
+    def channel(self, topic: str = "t", channel: str = "c") -> Channel:
         return self.broker.topic(topic).channel(channel)
+
+    def configure(self, topic: str = "t", channel: str = "c", **policy: Any) -> Channel:
+        """Give a channel a policy that sets this and nothing else."""
+        configured = self.channel(topic, channel)
+        self.topic(topic).configure_channel(channel, ChannelPolicy().changed(policy))
+        return configured
 
     def client(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retention.history import Retention
 from martlet.testing import SimulatedClock
 
@@ -23,7 +22,7 @@ def step(core: Core, step_ns: int) -> None:
 @pytest.mark.parametrize("step_ns", STEPS)
 def test_a_step_times_nothing_out_and_makes_no_dead_letter(core: Core, step_ns: int) -> None:
     client = core.client("t")
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.configure(max_attempts=1)
     core.publish("t", *(b"%d" % number for number in range(10)))
     client.ready(10)
     client.touch(9)
@@ -32,29 +31,6 @@ def test_a_step_times_nothing_out_and_makes_no_dead_letter(core: Core, step_ns: 
     client.finish()
     assert client.channel.timeout_count == client.channel.dead_letter_count == 0
     assert client.channel.depth == client.channel.in_flight_count == 0
-
-
-@pytest.mark.parametrize("step_ns", STEPS)
-def test_a_message_times_out_after_its_timeout_whatever_the_wall_clock_shows(step_ns: int) -> None:
-    core = Core()
-    client = core.client("t").ready(1)
-    core.publish("t", b"one")
-    step(core, step_ns)
-    core.wait(60 * SECOND_NS)
-    assert client.channel.timeout_count == 1
-    assert len(client.got) == 2
-
-
-@pytest.mark.parametrize("step_ns", STEPS)
-def test_the_delay_of_a_requeued_message_is_a_length_of_time(core: Core, step_ns: int) -> None:
-    client = core.client("t").ready(1)
-    core.publish("t", b"one")
-    client.requeue(0, 10 * SECOND_NS)
-    step(core, step_ns)
-    core.wait(9 * SECOND_NS)
-    assert len(client.got) == 1
-    core.wait(SECOND_NS)
-    assert len(client.got) == 2
 
 
 @pytest.mark.parametrize("step_ns", [YEARS_NS, -YEARS_NS])
@@ -141,7 +117,7 @@ def test_what_is_due_at_a_date_follows_the_wall_clock(core: Core, how: str) -> N
 
 def test_a_queue_stays_locked_and_members_keep_their_queues(core: Core) -> None:
     client = core.client("t").ready(1)
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(order="queue", lock_ms=60_000))
+    core.configure(order="queue", lock_ms=60_000)
     other = core.client("t").ready(1)
     core.publish("t", b"1", b"2")
     step(core, HOUR_NS)
@@ -159,8 +135,8 @@ def test_stored_times_go_on_with_the_time_while_the_wall_clock_is_behind() -> No
     core.kill()
     core.fill("t", 2)
     core.channel("t")
-    queue = core.broker.topics["t"].queue
-    core.broker.empty_channel(core.broker.topics["t"], "c")
+    queue = core.topic().queue
+    core.broker.empty_channel(core.topic(), "c")
     times = [row.stored_at_ns for row in queue.index.rows(0, queue.index.end_row)]
     assert times == sorted(times)
     core.clock.advance(23 * HOUR_NS)

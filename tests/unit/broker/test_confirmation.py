@@ -44,8 +44,12 @@ def bases_of(core: Core) -> list[int]:
     return [segment.base for segment in core.storage.segments()]
 
 
-def test_a_batch_is_delivered_once_it_is_confirmed() -> None:
-    core = confirming()
+@pytest.fixture
+def core() -> Core:
+    return confirming()
+
+
+def test_a_batch_is_delivered_once_it_is_confirmed(core: Core) -> None:
     client = core.client("t").ready(10)
     first = core.publish("t", b"one", b"two")
     core.broker.append(core.broker.topic("t"), b"three")
@@ -64,8 +68,7 @@ def test_a_batch_is_delivered_once_it_is_confirmed() -> None:
     assert topic.message_count == 3
 
 
-def test_an_offset_is_reported_only_once_its_message_is_confirmed() -> None:
-    core = confirming()
+def test_an_offset_is_reported_only_once_its_message_is_confirmed(core: Core) -> None:
     core.publish("t", b"one")
     core.broker.confirm(core.broker.log.position)
     core.wait(SECOND_NS)
@@ -77,8 +80,7 @@ def test_an_offset_is_reported_only_once_its_message_is_confirmed() -> None:
     assert core.channel("t", "new").cursor.next == 1
 
 
-def test_a_topic_that_is_deleted_meanwhile_shows_nothing() -> None:
-    core = confirming()
+def test_a_topic_that_is_deleted_meanwhile_shows_nothing(core: Core) -> None:
     client = core.client("t").ready(10)
     core.publish("t", b"one")
     core.broker.delete_topic("t")
@@ -90,8 +92,7 @@ def test_a_topic_that_is_deleted_meanwhile_shows_nothing() -> None:
     assert again.bodies == [b"two"]
 
 
-def test_a_message_that_is_confirmed_while_its_topic_is_paused() -> None:
-    core = confirming()
+def test_a_message_that_is_confirmed_while_its_topic_is_paused(core: Core) -> None:
     topic = core.broker.topic("t")
     client = core.client("t").ready(10)
     core.publish("t", b"one")

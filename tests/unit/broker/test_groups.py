@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core, parse
+from tests.unit.broker.core import SECOND_NS, Core, group_of, parse
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import Conflict, OutOfReach
@@ -42,14 +42,13 @@ def test_a_due_message_comes_after_all_others_and_for_the_group_only(core: Core)
     assert (bodies(answer), answer.next_offset) == ([b"now", b"later"], 3)
     assert (channel.depth, channel.deferred_count) == (2, 0)
     assert other.bodies == [b"now", b"later"]
-    assert channel.group is not None
-    assert channel.group.commit(2) == 2
+    assert group_of(channel).commit(2) == 2
     assert channel.depth == 1
     waiting = peek(channel, 0, 10, {PeekState.WAITING})
     assert [one.offset for one in waiting] == [2]
     # Messages dropped for space would be missed.
     assert channel.unfinished([(0, 3)]).tolist() == [2]
-    assert channel.group.commit(3) == 3
+    assert group_of(channel).commit(3) == 3
     assert channel.depth == 0
     assert channel.unfinished([(0, 3)]).tolist() == []
 
@@ -95,14 +94,12 @@ def test_the_log_keeps_uncommitted_messages_and_drops_the_rest(core: Core) -> No
     core.checkpoint()
     answer = fetched(core, channel, 0)
     assert bodies(answer) == sent
-    assert channel.group is not None
-    channel.group.commit(len(sent) - 1)
+    group_of(channel).commit(len(sent) - 1)
     core.broker.write_journal()
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     assert channel.queue.start_offset > 0
     core.kill()
-    channel = core.broker.topics["t"].channels["g"]
+    channel = core.topic().channels["g"]
     assert channel.cursor.next == len(sent) - 1
     assert bodies(fetched(core, channel, channel.cursor.next)) == sent[-1:]
 
@@ -154,7 +151,7 @@ def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one(core: Co
     with pytest.raises(OutOfReach, match="martlet groups reset"):
         replay(topic, "g", {0: 0})
     core.stop()
-    assert core.broker.topics["t"].channels["g"].group is not None
+    assert core.topic().channels["g"].group is not None
 
 
 def test_a_reset_survives_a_kill_and_leaves_deferred_messages(core: Core) -> None:
@@ -163,16 +160,15 @@ def test_a_reset_survives_a_kill_and_leaves_deferred_messages(core: Core) -> Non
     core.channel("t", "all")
     core.publish("t", b"later", delay_ns=SECOND_NS)
     core.publish("t", b"1", b"2", b"3")
-    assert channel.group is not None
-    channel.group.commit(3)
+    group_of(channel).commit(3)
     core.broker.write_journal()
     with pytest.raises(OutOfReach, match="offset 9 is not there: queue 0 of topic 't' has 0 to 4"):
         reset_group(topic, channel, [0], "offset", 0, 9)
     reset_group(topic, channel, [0], "offset", 0, 1)
     core.kill()
-    channel = core.broker.topics["t"].channels["g"]
+    channel = core.topic().channels["g"]
     assert (channel.cursor.next, channel.depth, channel.deferred_count) == (1, 3, 1)
-    reset_group(core.broker.topics["t"], channel, [0], "last", 0, 0)
+    reset_group(core.topic(), channel, [0], "last", 0, 0)
     assert (channel.cursor.next, channel.depth, channel.deferred_count) == (4, 0, 1)
     core.wait(SECOND_NS)
     assert bodies(fetched(core, channel, 4)) == [b"later"]
@@ -199,43 +195,22 @@ def test_messages_waiting_for_their_key_go_to_the_group_that_the_channel_becomes
     assert channel.depth == 4
 
 
-@pytest.mark.parametrize("power", [False, True])
-def test_a_member_that_goes_back_is_there_after_a_crash(core: Core, power: bool) -> None:
-    channel = group(core)
-    for number in range(10):
-        core.publish("t", b"%d" % number)
-    assert channel.group is not None
-    assert channel.group.commit(8) == 8
-    assert channel.group.commit(3) == 8
-    assert channel.group.go_back(3) == 3
-    assert (channel.cursor.next, channel.depth) == (3, 7)
-    if power:
-        core.flush()
-    core.kill(power=power)
-    channel = core.broker.topic("t").channels["g"]
-    assert channel.cursor.next == 3
-    assert channel.group is not None
-    assert channel.group.go_back(5) == 5
-
-
 def test_a_member_goes_back_to_the_first_stored_offset_at_most(core: Core) -> None:
     channel = group(core)
     bodies = core.fill("t", 4)
-    assert channel.group is not None
-    channel.group.commit(len(bodies) - 2)
+    group_of(channel).commit(len(bodies) - 2)
     core.broker.write_journal()
     core.checkpoint()
     start = channel.queue.start_offset
     assert start > 0
-    assert channel.group.go_back(0) == start
+    assert group_of(channel).go_back(0) == start
     assert channel.depth == len(bodies) - start
 
 
 def test_members_of_a_group_that_is_emptied_have_to_join_again(core: Core) -> None:
     channel = group(core)
-    assert channel.group is not None
-    channel.group.resize(1)
-    member = channel.group.members.join("a", lease_ns=60 * SECOND_NS)
+    group_of(channel).resize(1)
+    member = group_of(channel).members.join("a", lease_ns=60 * SECOND_NS)
     core.publish("t", b"one", b"two")
     core.broker.empty_channel(core.broker.topic("t"), "g")
     assert member.is_gone

@@ -39,7 +39,7 @@ def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged(core: Core)
     assert send(core, Sent(A, 1, 2), b"1", b"2", commit=False) is first
     core.broker.commit()
     assert send(core, Sent(A, 1, 2), b"1", b"2") is first
-    assert core.broker.topics["t"].queue.end_offset == 2
+    assert core.topic().queue.end_offset == 2
     assert send(core, Sent(B, 1, 1), b"1") is not first, "another producer has its own numbers"
 
 
@@ -47,15 +47,11 @@ def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged(core: Core)
 def test_a_send_is_known_after_a_restart(core: Core, how: str) -> None:
     core.publish("t", b"0")
     before = send(core, Sent(A, 7, 1), b"1")
-    core.flush()
-    if how == "stop":
-        core.stop()
-    else:
-        core.kill(power=how == "power")
+    core.start_again(how)
     after = send(core, Sent(A, 7, 1), b"1")
     assert (after.topic, after.offset, after.count) == (before.topic, 1, 1)
     assert after.receipt.position == before.receipt.position
-    assert core.broker.topics["t"].queue.end_offset == 2
+    assert core.topic().queue.end_offset == 2
 
 
 def test_a_send_lost_in_a_power_cut_does_not_count_as_stored() -> None:
@@ -81,16 +77,15 @@ def test_the_head_of_a_segment_keeps_sends_of_dropped_segments(core: Core) -> No
     core.channel("t")
     send(core, Sent(A, 1, 1), b"1")
     core.fill("t", 2)
-    core.broker.topics["t"].channels["c"].empty()
-    core.checkpoint()
-    core.checkpoint()
+    core.topic().channels["c"].empty()
+    core.checkpoint(2)
     core.flush()
     core.fill("u", 1)
     core.flush()
     core.storage.remove("checkpoint")
     core.kill()
     assert core.restored.checkpoint_position is None
-    assert core.broker.topics["t"].queue.first_stored_offset > 0
+    assert core.topic().queue.first_stored_offset > 0
     assert send(core, Sent(A, 1, 1), b"1").offset == 0
 
 
@@ -116,7 +111,7 @@ def test_the_longest_silent_producer_is_forgotten_and_its_repetition_not_trusted
         core.clock.advance(1)
         send(core, Sent(producer, 1, 1), producer)
     assert len(producers) == 2
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     with pytest.raises(TooOld, match="was forgotten"):
         producers.find(Sent(A, 1, 1), topic, tried_ns)
     assert producers.find(Sent(A, 2, 1), topic) is None, "it is sent for the first time"
@@ -124,7 +119,7 @@ def test_the_longest_silent_producer_is_forgotten_and_its_repetition_not_trusted
     assert producers.find(Sent(A, 3, 1), topic, core.clock()) is None, "since it was forgotten"
     core.stop()
     with pytest.raises(TooOld, match="was forgotten"):
-        core.broker.producers.find(Sent(A, 1, 1), core.broker.topics["t"], tried_ns)
+        core.broker.producers.find(Sent(A, 1, 1), core.topic(), tried_ns)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -143,7 +138,7 @@ def test_earlier_sends_of_a_forgotten_producer_are_not_trusted_when_it_returns(
     core.clock.advance(11 * SECOND_NS)
     if restarted:
         core.stop()
-    producers, topic = core.broker.producers, core.broker.topics["t"]
+    producers, topic = core.broker.producers, core.topic()
     with pytest.raises(TooOld, match="was forgotten"):
         producers.find(Sent(A, 1, 1), topic, tried_ns)
     assert producers.find(Sent(A, 3, 1), topic, core.clock()) is None

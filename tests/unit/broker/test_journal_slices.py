@@ -21,7 +21,7 @@ def all_finish(core: Core) -> None:
 
 
 def finished(core: Core) -> int:
-    channels = core.broker.topics["t"].channels.values()
+    channels = core.topic().channels.values()
     return sum(channel.depth + channel.in_flight_count == 0 for channel in channels)
 
 
@@ -40,10 +40,9 @@ def test_cursors_that_move_meanwhile_are_written_the_next_time(core: Core) -> No
     all_finish(core)
     some = core.broker.write_some_journal()
     next(some)
-    topic = core.broker.topics["t"]
-    late = topic.channel("late")
+    late = core.topic().channel("late")
     late.empty()
-    topic.delete_channel("c150")
+    core.topic().delete_channel("c150")
     pieces = sum(1 for _ in some)
     assert pieces < CHANNELS // 8
     assert late.dirty

@@ -57,8 +57,7 @@ def test_higher_priorities_come_first_and_each_keeps_its_order(core: Core) -> No
 
 def test_a_topic_of_one_priority_has_one_queue(core: Core) -> None:
     publish(core.broker, 4, b"normal")
-    topic = core.broker.topics["t"]
-    assert not topic.several
+    assert not core.topic().several
     assert Client(core).ready(1).bodies == [b"normal"]
 
 
@@ -146,7 +145,7 @@ def test_several_consumers_get_each_message_once(core: Core) -> None:
         for client in clients:
             seen += drain(client, 5)
     assert sorted(seen) == sorted(numbered(2, 300) + numbered(4, 300) + numbered(7, 300))
-    assert core.broker.topics["t"].channels["c"].all_queues.depth == 0
+    assert core.topic().channels["c"].all_queues.depth == 0
 
 
 def test_deferred_messages_keep_their_priority(core: Core) -> None:
@@ -163,18 +162,17 @@ def test_deferred_messages_keep_their_priority(core: Core) -> None:
 def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others(core: Core) -> None:
     publish(core.broker, 9, *numbered(9, 50))
     publish(core.broker, 4, b"plain")
-    topic = core.broker.topics["t"]
-    topic.channel("c")
+    core.topic().channel("c")
     publish(core.broker, 4, b"last")
-    topic.configure_channel("c", ChannelPolicy.read({"tags": ["red"]}))
+    core.topic().configure_channel("c", ChannelPolicy.read({"tags": ["red"]}))
     client = Client(core).ready(1)
     assert not client.got
-    assert core.broker.topics["t"].channels["c"].all_queues.in_flight_count == 0
+    assert core.topic().channels["c"].all_queues.in_flight_count == 0
 
 
 def test_priorities_beside_several_queues(core: Core) -> None:
     core.broker.set_queues("t", 3)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     publish(core.broker, 9, b"urgent")
     core.broker.set_queues("t", 4)
     assert [part.queue.priority for part in topic.at_queues] == [4, 4, 4, 9, 4]
@@ -196,8 +194,7 @@ def test_priorities_survive_a_restart(core: Core) -> None:
         publish(core.broker, priority, *numbered(priority, 10))
     core.broker.write_journal()
     core.kill()
-    topic = core.broker.topics["t"]
-    assert sorted(topic.by_priority) == [0, 9]
+    assert sorted(core.topic().by_priority) == [0, 9]
     assert drain(Client(core).ready(1), 30) == [
         *numbered(9, 10),
         *numbered(4, 10),
@@ -208,7 +205,7 @@ def test_priorities_survive_a_restart(core: Core) -> None:
 def test_all_priorities_unpaused_at_once_deliver_the_highest_first(core: Core) -> None:
     for priority in (4, 9, 0):
         publish(core.broker, priority, *numbered(priority, 2))
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     client = Client(core)
     topic.pause_channel("c", True)
     client.ready(1)
@@ -231,7 +228,7 @@ def test_a_channel_set_back_delivers_deferred_messages_of_all_priorities_again(c
     client = Client(core).ready(2)
     client.finish(client.got.pop(0))
     client.got.clear()  # What it had in flight waits again too.
-    replay(core.broker.topics["t"], "c", {0: 0, 1: 0})
+    replay(core.topic(), "c", {0: 0, 1: 0})
     assert client.channel.deferred_count == 1
     client.channel.set_ready(client.consumer, 10)
     assert sorted(client.bodies) == [b"first", b"last", b"urgent"]
@@ -298,7 +295,7 @@ def test_the_work_for_an_answer_does_not_grow_with_the_queues(priority: int) -> 
             client.got, (got,) = [], client.got
             count += lines_run(partial(client.finish, got))
         assert not client.got
-        for part in core.broker.topics["t"].at_queues:
+        for part in core.topic().at_queues:
             part.stage([b"one in each"])
         core.broker.commit()
         drain(client, queues // 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -16,7 +14,6 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
-from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.queue_log import MAX_QUEUES
 from martlet.broker.topic.rewind import channel_from, replay
 from martlet.log.record import RecordKind
@@ -63,7 +60,7 @@ def four(**options: Any) -> Core:
 
 def test_each_queue_has_offsets_of_its_own_and_ids_that_lead_back() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     assert [part.number for part in topic.at_queues] == [
         part.queue.number for part in topic.at_queues
     ]
@@ -79,7 +76,7 @@ def test_each_queue_has_offsets_of_its_own_and_ids_that_lead_back() -> None:
 
 def test_messages_without_a_target_queue_go_to_the_queues_in_turn() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     for _ in range(2):
         topic.next_queue().stage([b"a"])
         assert topic.next_queue().stage([b"b"]) is topic.next_queue().queue.receipt
@@ -91,7 +88,7 @@ def test_messages_without_a_target_queue_go_to_the_queues_in_turn() -> None:
 
 def test_a_key_always_leads_to_the_same_queue() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     # See tests/unit/properties/test_key_hash.py.
     assert topic.queue_for_key(b"123456789").number == 0xAC7081CC % 4
     assert {topic.queue_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 3}
@@ -116,7 +113,7 @@ def test_ready_counts_for_all_queues_together_and_they_take_turns() -> None:
     assert [seen.count(b"%d" % queue) for queue in range(3)] == [10, 10, 10]
     client.ready(7)
     assert client.consumer.in_flight_count == 7
-    assert core.broker.topics["t"].channels["c"].all_queues.in_flight_count == 7
+    assert core.topic().channels["c"].all_queues.in_flight_count == 7
 
 
 def test_a_run_of_fins_of_several_queues() -> None:
@@ -143,9 +140,7 @@ def test_a_run_of_fins_of_several_queues() -> None:
 
 def test_a_fin_said_twice_in_a_run_of_ordered_queues_is_refused_once() -> None:
     core = four()
-    topic = core.broker.topic("t")
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy(order="queue"))
+    core.configure(order="queue")
     for queue in range(4):
         publish(core.broker, "t", queue, b"one", b"two")
     client = Client(core).ready(25)
@@ -187,106 +182,6 @@ def test_capacity_freed_by_an_operator_serves_all_queues() -> None:
     assert client.bodies == [b"0", b"3"]
 
 
-def test_messages_of_a_client_go_to_others_when_it_leaves() -> None:
-    core = four()
-    for queue in range(4):
-        publish(core.broker, "t", queue, b"%d" % queue)
-    first = Client(core).ready(10)
-    second = Client(core).ready(10)
-    assert not second.got
-    first.leave()
-    assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
-    assert {got.attempts for got in second.got} == {2}
-    assert not first.channel.at_queues[0].numbers.keys() & {1}
-
-
-def test_a_client_that_is_blocked_gets_nothing_from_any_queue() -> None:
-    core = four()
-    client = Client(core).ready(10)
-    client.channel.set_blocked(client.consumer, True)
-    for queue in range(4):
-        publish(core.broker, "t", queue, b"%d" % queue)
-    assert not client.got
-    client.channel.set_blocked(client.consumer, False)
-    assert len(client.got) == 4
-
-
-def test_requeue_and_touch_reach_the_right_queue() -> None:
-    core = four()
-    publish(core.broker, "t", 2, b"2")
-    client = Client(core).ready(1)
-    client.channel.touch(client.consumer, client.position(client.got[0]))
-    client.channel.requeue(client.consumer, client.position(client.got[0]), SECOND_NS)
-    publish(core.broker, "t", 1, b"1")
-    assert client.bodies == [b"2", b"1"]
-    client.finish(client.got[1])
-    core.wait(SECOND_NS)
-    assert client.bodies == [b"2", b"1", b"2"]
-    assert client.channel.requeue_count == client.consumer.requeue_count == 1
-
-
-def test_channels_pauses_and_emptying_concern_all_queues() -> None:
-    core = four()
-    topic = core.broker.topics["t"]
-    for queue in range(4):
-        publish(core.broker, "t", queue, b"gone")
-    topic.empty()
-    assert topic.all_queues.depth == 0
-    topic.channel("c")
-    topic.pause_channel("c", True)
-    topic.set_paused(True)
-    for queue in range(4):
-        publish(core.broker, "t", queue, b"%d" % queue)
-    assert topic.all_queues.depth == 4
-    lives: list[Callable[[], None]] = [core.kill, core.stop, partial(core.kill, power=True)]
-    for life in lives:
-        core.flush()
-        life()
-        topic = core.broker.topics["t"]
-        assert len(topic.at_queues) == 4
-        assert all(part.paused and part.channels["c"].paused for part in topic.at_queues)
-        assert topic.all_queues.depth == 4
-    topic.set_paused(False)
-    topic.pause_channel("c", False)
-    client = Client(core).ready(10)
-    assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
-    topic.delete_channel("c")
-    assert client.closed == 1
-    assert not any(part.channels for part in topic.at_queues)
-    core.broker.delete_topic("t")
-    assert not core.broker.by_id
-    core.kill()
-    assert not core.broker.topics
-    assert not core.broker.by_id
-
-
-def test_only_unfinished_messages_come_again_after_a_restart() -> None:
-    core = four()
-    client = Client(core).ready(1000)
-    for queue in range(4):
-        publish(core.broker, "t", queue, *(b"%d %d" % (queue, n) for n in range(20)))
-    kept = {got.body for got in client.got[::3]}
-    client.finish(*(got for got in client.got if got.body not in kept))
-    core.broker.write_journal()
-    for life in (core.kill, core.stop):
-        life()
-        again = Client(core).ready(1000)
-        assert sorted(again.bodies) == sorted(kept)
-
-
-def test_deferred_messages_of_all_queues_come_at_their_time() -> None:
-    core = four()
-    topic = core.broker.topics["t"]
-    topic.channel("c")
-    for queue in range(4):
-        publish(core.broker, "t", queue, b"%d" % queue, due_ns=core.clock.now_ns + SECOND_NS)
-    core.kill()
-    client = Client(core).ready(10)
-    assert not client.got
-    core.wait(SECOND_NS)
-    assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
-
-
 def test_a_topic_grows_under_its_consumers(core: Core) -> None:
     client = Client(core).ready(3)
     other = Client(core, channel="d").ready(1)
@@ -310,7 +205,7 @@ def test_a_topic_grows_under_its_consumers(core: Core) -> None:
     other.ready(100)
     assert sorted(other.bodies) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     client.leave()
-    assert not core.broker.topics["t"].channels["c"].consumers
+    assert not core.topic().channels["c"].consumers
 
 
 def test_a_grown_topic_is_there_after_a_restart_with_its_channels(core: Core) -> None:
@@ -320,11 +215,11 @@ def test_a_grown_topic_is_there_after_a_restart_with_its_channels(core: Core) ->
     core.publish("t", b"0")
     core.broker.set_queues("t", 3)
     publish(core.broker, "t", 2, b"2")
-    ids = [part.id for part in core.broker.topics["t"].at_queues]
-    bases = [part.queue.id_base for part in core.broker.topics["t"].at_queues]
+    ids = [part.id for part in core.topic().at_queues]
+    bases = [part.queue.id_base for part in core.topic().at_queues]
     for life in (core.kill, core.stop):
         life()
-        topic = core.broker.topics["t"]
+        topic = core.topic()
         assert [part.id for part in topic.at_queues] == ids
         assert [part.queue.id_base for part in topic.at_queues] == bases
         assert all(part.channels["d"].paused for part in topic.at_queues)
@@ -340,9 +235,9 @@ def test_a_power_cut_leaves_all_new_queues_or_none(core: Core, seed: int) -> Non
     core.broker.set_queues("t", 3)
     for queue in range(3):
         publish(core.broker, "t", queue, b"%d" % queue)
-    core.broker.topics["t"].set_paused(True)
+    core.topic().set_paused(True)
     core.kill(power=True)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     assert len(topic.at_queues) in (1, 3)
     assert all("c" in part.channels for part in topic.at_queues)
     for part in topic.at_queues:
@@ -368,7 +263,7 @@ def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing(core: Co
     topic.set_paused(False)
     publish(core.broker, "t", 1, b"1")
     core.kill()
-    assert len(core.broker.topics["t"].at_queues) == 2
+    assert len(core.topic().at_queues) == 2
     assert Client(core).ready(10).bodies == [b"1"]
 
 
@@ -395,7 +290,7 @@ def test_queues_that_cannot_be_written_down_are_not_made(core: Core) -> None:
         context.setattr(core.broker.log, "append_journal", refuse)
         with pytest.raises(WritesRefused):
             core.broker.set_queues("t", 3)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     assert topic.at_queues == [topic]
     assert not topic.several
     assert client.channel is topic.channels["c"]
@@ -413,7 +308,7 @@ def test_queues_that_cannot_be_written_down_are_not_made(core: Core) -> None:
 
 def test_an_ephemeral_channel_goes_from_all_queues_with_its_last_consumer() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     client = Client(core, channel="e#ephemeral")
     client.leave()
     core.broker.left(topic, client.channel)
@@ -422,7 +317,7 @@ def test_an_ephemeral_channel_goes_from_all_queues_with_its_last_consumer() -> N
 
 def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     client = Client(core)
     published = []
     for number in range(200):
@@ -437,16 +332,15 @@ def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None
     assert sorted(client.bodies) == sorted(published)
     client.finish_all()
     core.broker.write_journal()
-    core.checkpoint()
-    core.checkpoint()
+    core.checkpoint(2)
     assert len(core.broker.log.segments) < segments / 2
     core.kill()
-    assert core.broker.topics["t"].channels["c"].all_queues.depth == 0
+    assert core.topic().channels["c"].all_queues.depth == 0
 
 
 def test_indexes_of_all_queues_are_made_anew_from_the_log() -> None:
     core = four()
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     for number in range(40):
         core.broker.append(topic.next_queue(), b"%d" % number)
     core.checkpoint()
@@ -460,19 +354,17 @@ def test_indexes_of_all_queues_are_made_anew_from_the_log() -> None:
 
 def test_a_channel_is_set_back_at_each_queue() -> None:
     core = four()
-    topic = core.broker.topics["t"]
     client = Client(core).ready(100)
     for queue in range(4):
         publish(core.broker, "t", queue, *(b"%d %d" % (queue, n) for n in range(5)))
     client.finish_all()
-    replay(topic, "c", {1: 3, 2: 4})
+    replay(core.topic(), "c", {1: 3, 2: 4})
     assert sorted(client.bodies) == [b"1 3", b"1 4", b"2 4"]
     core.kill()
-    topic = core.broker.topics["t"]
-    channel_from(topic, "past", {3: 1})
+    channel_from(core.topic(), "past", {3: 1})
     assert Client(core, channel="past").ready(10).bodies == [b"3 1", b"3 2", b"3 3", b"3 4"]
     with pytest.raises(NotFound):
-        replay(topic, "c", {4: 0})
+        replay(core.topic(), "c", {4: 0})
 
 
 def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
@@ -489,8 +381,8 @@ def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
 def test_an_ordered_queue_goes_on_when_another_frees_capacity() -> None:
     """It is lent to the client, which had no capacity when the message came."""
     core = four()
-    core.broker.topics["t"].channel("c")
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(order="queue"))
+    core.topic().channel("c")
+    core.configure(order="queue")
     client = Client(core).ready(1)
     for queue, body in ((1, b"a"), (0, b"b"), (1, b"c")):
         publish(core.broker, "t", queue, body)

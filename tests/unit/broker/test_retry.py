@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.dead_letter import CHANNEL, MAX_MOVES, default_name
 from martlet.broker.dead_letters.redrive import letters, redrive
 from martlet.broker.policy import BadPolicy, ChannelPolicy
@@ -18,24 +17,6 @@ from martlet.names import is_valid_name
 from martlet.properties.model import Properties
 
 MINUTE_NS = 60 * SECOND_NS
-
-
-def configure(core: Core, topic: str = "t", channel: str = "c", **policy: Any) -> Channel:
-    configured = core.channel(topic, channel)
-    core.broker.topic(topic).configure_channel(channel, ChannelPolicy().changed(policy))
-    return configured
-
-
-def dead_letters(core: Core, topic: str = "t.c.dead") -> list[tuple[bytes, Properties]]:
-    """Bodies and properties of all that is stored in a dead-letter topic."""
-    channel = core.broker.find_topic(topic).find_channel(CHANNEL)
-    cursor = channel.cursor
-    dead = []
-    for offset in range(channel.source.limit):
-        frame = cursor.frame(offset, 1)
-        assert frame is not None
-        dead.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
-    return dead
 
 
 def test_without_a_policy_a_message_comes_again_for_ever(core: Core) -> None:
@@ -77,7 +58,7 @@ def test_any_of_three_settings_switches_retries_on(
 
 
 def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead(core: Core) -> None:
-    configure(core, max_attempts=3, retry_delays_ms=[1000, 5000])
+    core.configure(max_attempts=3, retry_delays_ms=[1000, 5000])
     client = core.client("t").ready(1)
     core.publish("t", b"bad", b"good")
     client.requeue(0)
@@ -98,7 +79,7 @@ def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead(c
     channel = client.channel
     assert channel.dead_letter_count == 1
     assert channel.in_flight_count == channel.depth == channel.deferred_count == 0
-    ((body, properties),) = dead_letters(core)
+    ((body, properties),) = core.dead_letters()
     assert body == b"bad"
     assert properties.system["dead_reason"] == "max_attempts"
     assert properties.system["dead_attempts"] == "3"
@@ -110,17 +91,8 @@ def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead(c
     assert core.broker.topic("t.c.dead").channels[CHANNEL].depth == 1
 
 
-def test_a_named_delay_is_used(core: Core) -> None:
-    configure(core, max_attempts=16)
-    client = core.client("t").ready(1)
-    core.publish("t", b"1")
-    client.requeue(0, 2 * SECOND_NS)
-    core.wait(2 * SECOND_NS)
-    assert len(client.got) == 2
-
-
 def test_a_timeout_waits_and_counts_as_well(core: Core) -> None:
-    configure(core, max_attempts=2, retry_delays_ms=[3000])
+    core.configure(max_attempts=2, retry_delays_ms=[3000])
     clients = [core.client("t", timeout_ns=SECOND_NS).ready(1) for _ in range(2)]
     core.publish("t", b"1", b"2")
     core.wait(SECOND_NS)
@@ -131,14 +103,14 @@ def test_a_timeout_waits_and_counts_as_well(core: Core) -> None:
     assert [message.attempts for client in clients for message in client.got] == [1, 2, 1, 2]
     core.wait(SECOND_NS)
     assert channel.timeout_count == 4
-    systems = [properties.system for _, properties in dead_letters(core)]
+    systems = [properties.system for _, properties in core.dead_letters()]
     assert [system["dead_reason"] for system in systems] == ["timeout"] * 2
     assert [system["dead_failures"] for system in systems] == ["2"] * 2
     assert [client.consumer.in_flight_count for client in clients] == [0, 0]
 
 
 def test_a_consumer_that_goes_is_no_failure_at_first(core: Core) -> None:
-    configure(core, max_attempts=3, retry_delays_ms=[3000])
+    core.configure(max_attempts=3, retry_delays_ms=[3000])
     clients = [core.client("t").ready(1)]
     core.publish("t", b"1")
     clients[0].leave()
@@ -151,12 +123,12 @@ def test_a_consumer_that_goes_is_no_failure_at_first(core: Core) -> None:
     assert clients[2].got[0].attempts == 3
     clients[2].leave()
     core.broker.run()
-    ((_, properties),) = dead_letters(core)
+    ((_, properties),) = core.dead_letters()
     assert properties.system["dead_reason"] == "disconnected"
 
 
 def test_errors_of_consumers_survive_a_restart(core: Core) -> None:
-    configure(core, max_attempts=3, retry_delays_ms=[0])
+    core.configure(max_attempts=3, retry_delays_ms=[0])
     client = core.client("t").ready(1)
     core.publish("t", b"1")
     for attempt, error in enumerate(["first: \N{SNOWMAN}", "second" * 1000]):
@@ -169,7 +141,7 @@ def test_errors_of_consumers_survive_a_restart(core: Core) -> None:
     core.stop()
     client = core.client("t").ready(1)
     assert client.got == []
-    ((_, properties),) = dead_letters(core)
+    ((_, properties),) = core.dead_letters()
     assert properties.system["dead_first_error"] == "first: \N{SNOWMAN}"
     assert properties.system["dead_last_error"] == "third"
 
@@ -183,7 +155,7 @@ def test_a_rejected_message_is_dead_at_once_with_its_own_properties(core: Core) 
         client.consumer, client.offset(0), DeadLetterReason.REJECTED, "no such account"
     )
     core.broker.run()
-    ((body, properties),) = dead_letters(core)
+    ((body, properties),) = core.dead_letters()
     assert (body, properties.tag, properties.keys) == (b"1", "paid", ("o-17",))
     assert properties.headers == own.headers
     assert properties.system["dead_reason"] == "rejected"
@@ -191,17 +163,14 @@ def test_a_rejected_message_is_dead_at_once_with_its_own_properties(core: Core) 
 
 
 def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again(core: Core) -> None:
-    configure(core, max_attempts=1)
+    core.configure(max_attempts=1)
     refused = []
     core.broker.transfers.on_refused = lambda *args: refused.append(args)
     client = core.client("t").ready(1)
     core.publish("t", b"bad", b"worse")
     client.requeue(0)
     core.broker.run()
-    core.storage.capacity_bytes = core.storage.used_bytes
-    for size in (500, 1):
-        while core.publish("t", b"x" * size).error is None:
-            pass
+    core.fill_disk()
     client.ready(0)
     client.requeue(1)
     core.broker.run()
@@ -213,22 +182,7 @@ def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again(core: Cor
     core.broker.log.refresh_full()
     core.wait(6 * SECOND_NS)
     assert client.channel.dead_letter_count == 2
-    assert [body for body, _ in dead_letters(core)] == [b"bad", b"worse"]
-
-
-def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before(core: Core) -> None:
-    core.broker.transfers.waits_for_flush = True
-    configure(core, max_attempts=1)
-    client = core.client("t").ready(1)
-    core.publish("t", b"bad")
-    client.requeue(0)
-    core.flush()
-    core.broker.run()
-    core.broker.write_journal()
-    assert client.channel.dead_letter_count == 0
-    core.kill(power=True)
-    again = core.client("t").ready(1)
-    assert again.bodies == [b"bad"]
+    assert [body for body, _ in core.dead_letters()] == [b"bad", b"worse"]
 
 
 @pytest.mark.parametrize("act", ["empty", "delete", "replay"])
@@ -236,7 +190,7 @@ def test_operations_on_the_channel_count_while_a_letter_is_written(act: str) -> 
     from martlet.broker.topic.rewind import replay
 
     core = Core()
-    configure(core, max_attempts=1)
+    core.configure(max_attempts=1)
     client = core.client("t").ready(1)
     core.publish("t", b"bad")
     client.requeue(0)
@@ -275,24 +229,12 @@ def test_dead_letter_topics_have_valid_names_of_their_own() -> None:
 def test_a_dead_letter_topic_that_loses_or_repeats_messages_is_refused(name: str) -> None:
     core = Core()
     with pytest.raises(BadPolicy, match=name):
-        configure(core, dead_letter_topic=name)
+        core.configure(dead_letter_topic=name)
     assert core.channel("t").policy == ChannelPolicy()
 
 
-def test_a_policy_is_there_after_a_restart(core: Core) -> None:
-    configure(core, max_attempts=2, retry_delays_ms=[7], dead_letter_topic="d")
-    core.kill()
-    client: Client = core.client("t").ready(1)
-    core.publish("t", b"1")
-    client.requeue(0)
-    core.wait(7_000_000)
-    client.requeue(1)
-    core.broker.run()
-    assert [body for body, _ in dead_letters(core, "d")] == [b"1"]
-
-
 def test_in_order_a_dead_letter_no_longer_delays_the_next_message(core: Core) -> None:
-    configure(core, max_attempts=2, retry_delays_ms=[1000], order="queue")
+    core.configure(max_attempts=2, retry_delays_ms=[1000], order="queue")
     client = core.client("t").ready(5)
     core.publish("t", b"bad", b"next")
     assert client.bodies == [b"bad"]
@@ -303,13 +245,12 @@ def test_in_order_a_dead_letter_no_longer_delays_the_next_message(core: Core) ->
     client.requeue(1)
     core.broker.run()
     assert client.bodies == [b"bad", b"bad", b"next"]
-    assert [body for body, _ in dead_letters(core)] == [b"bad"]
+    assert [body for body, _ in core.dead_letters()] == [b"bad"]
 
 
 def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic(core: Core) -> None:
     topic = core.broker.set_queues("t", 3)
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.configure(max_attempts=1)
     core.broker.set_queues("t", 4)
     for part in topic.at_queues:
         client = Client(part.channels["c"], 60 * SECOND_NS).ready(1)
@@ -317,7 +258,7 @@ def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic(co
         core.broker.commit()
         client.requeue(0)
     core.broker.run()
-    letters = dead_letters(core)
+    letters = core.dead_letters()
     assert [body for body, _ in letters] == [b"0", b"1", b"2", b"3"]
     assert [properties.system["dead_queue"] for _, properties in letters] == ["0", "1", "2", "3"]
 
@@ -326,7 +267,7 @@ def test_an_error_with_one_dead_letter_delays_and_loses_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core()
-    configure(core, max_attempts=1)
+    core.configure(max_attempts=1)
     client = core.client("t").ready(3)
     core.publish("t", b"1", b"2", b"3")
     read = client.channel.cursor.messages
@@ -344,18 +285,18 @@ def test_an_error_with_one_dead_letter_delays_and_loses_no_other(
     for _ in range(3):
         with pytest.raises(RuntimeError, match="unforeseen"):
             core.broker.run()
-        assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"3"]
+        assert sorted(body for body, _ in core.dead_letters()) == [b"1", b"3"]
         core.clock.advance(SECOND_NS)
     assert client.channel.in_flight_count == 1
     monkeypatch.undo()
     core.wait(SECOND_NS)
-    assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"2", b"3"]
+    assert sorted(body for body, _ in core.dead_letters()) == [b"1", b"2", b"3"]
     assert client.channel.in_flight_count == 0
 
 
 def test_large_dead_letters_are_moved_in_batches_that_are_no_larger_than_others() -> None:
     core = Core(segment_bytes=1 << 21)
-    configure(core, max_attempts=1)
+    core.configure(max_attempts=1)
     client = core.client("t").ready(100)
     bodies = [bytes([number]) * 300_000 for number in range(12)]
     for body in bodies:
@@ -365,8 +306,8 @@ def test_large_dead_letters_are_moved_in_batches_that_are_no_larger_than_others(
         client.requeue(number)
     while core.broker.transfers:
         core.wait(1000)
-    assert [body for body, _ in dead_letters(core)] == bodies
-    index = core.broker.topics["t.c.dead"].queue.index
+    assert [body for body, _ in core.dead_letters()] == bodies
+    index = core.topic("t.c.dead").queue.index
     assert max(entry.length for entry in index.rows(0, 100)) < 1_500_000
 
 
@@ -398,12 +339,12 @@ def kept(core: Core) -> dict[str, int]:
 def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(core: Core, length: int) -> None:
     names = [f"ring{number}" for number in range(length)]
     for name, following in zip(names, [*names[1:], names[0]], strict=True):
-        configure(core, name, dead_letter_topic=following)
+        core.configure(name, dead_letter_topic=following)
     core.publish(names[0], b"bad")
     assert reject_all(core, *names) == names[: MAX_MOVES + 1]
     last = names[: MAX_MOVES + 1][-1]
     at = f"{last}.c.dead"
-    ((body, properties),) = dead_letters(core, at)
+    ((body, properties),) = core.dead_letters(at)
     assert body == b"bad"
     assert kept(core)[at] == 1
     assert properties.system["dead_topic"] == last
@@ -414,18 +355,18 @@ def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(core: Core, lengt
 def test_a_chain_of_dead_letter_topics_is_followed_to_its_end(core: Core) -> None:
     names = [f"level{number}" for number in range(MAX_MOVES)]
     for name, following in pairwise(names):
-        configure(core, name, dead_letter_topic=following)
+        core.configure(name, dead_letter_topic=following)
     core.publish(names[0], b"bad")
     assert reject_all(core, *names[:-1]) == names[:-1]
-    ((_, properties),) = dead_letters(core, names[-1])
+    ((_, properties),) = core.dead_letters(names[-1])
     assert "dead_instead_of" not in properties.system
 
 
 def test_a_cycle_through_default_names_ends_too(core: Core) -> None:
     first, second = "x.c.dead", default_name("x.c.dead", "c")
-    configure(core, first)
-    configure(core, second, dead_letter_topic="x")
-    configure(core, "x")
+    core.configure(first)
+    core.configure(second, dead_letter_topic="x")
+    core.configure("x")
     core.publish(first, b"bad")
     assert reject_all(core, first, second, "x") == [first, second, "x"]
     third = default_name(first, CHANNEL)
@@ -433,37 +374,37 @@ def test_a_cycle_through_default_names_ends_too(core: Core) -> None:
 
 
 def test_a_cycle_of_a_dead_letter_topics_own_channel_ends(core: Core) -> None:
-    configure(core, dead_letter_topic="d")
+    core.configure(dead_letter_topic="d")
     core.broker.topic("d")
-    configure(core, "d", CHANNEL, dead_letter_topic="t")
+    core.configure("d", CHANNEL, dead_letter_topic="t")
     core.publish("t", b"bad")
     assert reject_all(core, "t") == ["t"]
     client = core.client("d", CHANNEL).ready(1)
     client.channel.reject(client.consumer, 0, DeadLetterReason.REJECTED)
     core.broker.run()
     assert kept(core) == {"d": 0, "d.dead-letters.dead": 1}
-    assert core.broker.topics["t"].message_count == 1
+    assert core.topic().message_count == 1
 
 
 def test_a_cycle_that_is_closed_later_and_after_a_restart_ends(core: Core) -> None:
-    configure(core, "a", dead_letter_topic="b")
+    core.configure("a", dead_letter_topic="b")
     core.channel("b", "c")
     core.publish("a", b"bad")
     assert reject_all(core, "a") == ["a"]
     core.broker.write_journal()
     core.kill()
-    configure(core, "b", dead_letter_topic="a")
+    core.configure("b", dead_letter_topic="a")
     core.publish("b", b"new")
     assert reject_all(core, "a", "b") == ["b", "b", "a"]
     assert kept(core) == {"b": 2, "b.c.dead": 1, "a": 1, "a.c.dead": 1}
 
 
 def test_a_redriven_message_follows_its_channels_policy_again(core: Core) -> None:
-    configure(core, "a", dead_letter_topic="b")
-    configure(core, "b", dead_letter_topic="a")
+    core.configure("a", dead_letter_topic="b")
+    core.configure("b", dead_letter_topic="a")
     core.publish("a", b"bad")
     assert reject_all(core, "a", "b") == ["a", "b"]
-    ((letter,), _) = letters(core.broker.topics["b.c.dead"].channels[CHANNEL], 0, 10)
+    ((letter,), _) = letters(core.topic("b.c.dead").channels[CHANNEL], 0, 10)
     to = core.broker.topic("a")
     redrive(core.broker.transfers, letter, lambda: to, None, lambda error: None)
     core.broker.run()

@@ -84,7 +84,7 @@ def test_deleted_channels_are_forgotten_though_their_messages_were_due_in_an_hou
         channel = core.channel("t", f"c{number}")
         core.publish("t", b"later", delay_ns=HOUR_NS)
         seen.append(weakref.ref(channel))
-        core.broker.topics["t"].delete_channel(channel.name)
+        core.topic().delete_channel(channel.name)
         del channel
     core.broker.write_journal()
     gc.collect()

@@ -52,12 +52,12 @@ def test_a_start_with_a_clock_that_is_behind_goes_on_from_the_newest_record(star
     core.publish("t", b"past")
     core.broker.append(core.broker.topic("t"), b"alone")
     assert times_of(core.broker) == [before_ns] * 3
-    assert offset_at(core.broker.topics["t"], before_ns) == 0
+    assert offset_at(core.topic(), before_ns) == 0
     set_clock(core, YEARS_NS + 10**9)
     core.kill()
     core.publish("t", b"after")
     assert times_of(core.broker)[-1] == before_ns + 10**9
-    assert offset_at(core.broker.topics["t"], before_ns + 1) == 3
+    assert offset_at(core.topic(), before_ns + 1) == 3
 
 
 def test_a_start_says_nothing_of_a_clock_that_is_right(core: Core) -> None:
@@ -108,10 +108,9 @@ def test_retention_keeps_young_messages_over_a_start_with_a_clock_that_is_behind
     core.kill()
     core.fill("t", 1)
     core.channel("t")
-    core.broker.empty_channel(core.broker.topics["t"], "c")
-    for _ in range(3):
-        core.checkpoint()
-    assert core.broker.topics["t"].queue.first_stored_offset == 0
+    core.broker.empty_channel(core.topic(), "c")
+    core.checkpoint(3)
+    assert core.topic().queue.first_stored_offset == 0
     assert bodies
 
 
@@ -127,11 +126,11 @@ def test_messages_of_an_earlier_version_whose_times_went_back_stay_as_long_as_yo
     set_clock(core, YEARS_NS)
     core.kill()
     core.channel("t")
-    core.broker.empty_channel(core.broker.topics["t"], "c")
+    core.broker.empty_channel(core.topic(), "c")
     times = times_of(core.broker)
     assert times != sorted(times)
     core.checkpoint()
-    assert core.broker.topics["t"].queue.first_stored_offset == 0
-    assert offset_at(core.broker.topics["t"], core.clock.now_ns - DAY_NS) == 0
+    assert core.topic().queue.first_stored_offset == 0
+    assert offset_at(core.topic(), core.clock.now_ns - DAY_NS) == 0
     segments = core.broker.log.segments
     assert segments_since(segments, core.clock.now_ns - 2 * DAY_NS)[0] is segments[0]

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 from tests.unit.broker.delayed.test_delayed_messages import delay, due_now
 from tests.unit.broker.retention.test_eviction import SEGMENTS, SmallCore
-from tests.unit.broker.transactions.test_manager import Producer
+from tests.unit.broker.transactions.test_manager import add
 from tests.unit.pipeline.audited import Files, audited, counts_of
 
 from martlet.broker.delayed.delayed_messages import HOUR_NS
@@ -336,7 +336,7 @@ def test_half_messages_rolled_back_are_not_lost_and_those_of_an_open_transaction
     transactions = core.broker.transactions
     for id in ("back", "open", "done"):
         transactions.begin(id)
-        Producer(core).add(id, "t", b"half " * 20)
+        add(core, id, "t", b"half " * 20)
     transactions.rollback("back")
     transactions.commit("done")
     core.broker.write_journal()

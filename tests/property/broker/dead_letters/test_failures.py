@@ -12,7 +12,6 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
-from tests.unit.broker.test_retry import configure, dead_letters
 
 from martlet.broker.channel.redelivery import held_by
 
@@ -116,7 +115,7 @@ class Lives:
         self.says_started = says_started
         self.max_attempts = max_attempts
         self.core = Core(segment_bytes=1 << 20)
-        configure(self.core, max_attempts=max_attempts, retry_delays_ms=[100, 1000])
+        self.core.configure(max_attempts=max_attempts, retry_delays_ms=[100, 1000])
         self.programs: list[Program] = []
         self.lost_count = 0
         self.restart_count = 0
@@ -173,7 +172,7 @@ class Lives:
 
     def dead(self) -> list[bytes]:
         is_any = len(self.core.broker.topics) > 1
-        return [body for body, _ in dead_letters(self.core)] if is_any else []
+        return [body for body, _ in self.core.dead_letters()] if is_any else []
 
     def drain(self) -> None:
         """All is handled in the end, after as many losses as the poison may cost."""

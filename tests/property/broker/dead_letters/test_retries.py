@@ -14,21 +14,18 @@ loses its power.  What is checked:
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.property.broker.message_life import MessageLife
+from tests.unit.broker.core import SECOND_NS, Client
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.redelivery import held_by
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.dead_letters.redrive import DeadLetter, letters, origin_of, purge, redrive
-from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
-from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.retry import DeadLetterReason
 from martlet.log.record import FRAME_HEADER_BYTES
 
@@ -38,16 +35,11 @@ MAX_FAILURES = 2
 DEAD = "t.c.dead"
 
 
-class Retried:
+class Retried(MessageLife):
     """A broker with a channel that has a retry policy, and the known state of its messages."""
 
     def __init__(self, seed: int, *, sync: bool) -> None:
-        self.random = Random(seed)
-        self.sync = sync
-        self.core = Core()
-        self.published: dict[bytes, Receipt] = {}
-        self.count = 0
-        self.promised: set[bytes] = set()
+        super().__init__(seed, sync=sync)
         self.settled: set[bytes] = set()
         """Finished or purged: it need not be anywhere."""
         self.rejected: set[bytes] = set()
@@ -65,7 +57,6 @@ class Retried:
         """By client: how many of those were delivered before the last that it has answered."""
         self.not_before_ns: dict[int, int] = {}
         self.sibling: dict[bytes, set[int]] = {}
-        self.crashed = False
         self.core.channel("t")
         policy = ChannelPolicy(
             max_attempts=MAX_FAILURES,
@@ -108,10 +99,7 @@ class Retried:
     def check(self) -> None:
         """Look at what was delivered, and where all is."""
         self._look()
-        log = self.core.broker.log
-        for body, receipt in self.published.items():
-            if receipt.position and (not self.sync or receipt.position <= log.durable_position):
-                self.promised.add(body)
+        super().check()
         alive, dead = self.bodies(self.channel), self.bodies(self.keeper)
         lost = self.promised - self.settled - set(alive) - set(dead)
         assert not lost, f"lost: {sorted(lost)}"
@@ -151,8 +139,7 @@ class Retried:
     def publish(self) -> None:
         topic = self.core.broker.topic("t")
         for _ in range(self.random.choice([1, 1, 3])):
-            self.count += 1
-            body = b"%d " % self.count + b"." * self.random.choice([0, 20, 200])
+            body = self.body()
             self.published[body] = topic.stage([body])
         self.core.broker.commit()
 
@@ -266,35 +253,11 @@ class Retried:
             self.settled.add(letter.body)
             purge(letter)
 
-    def flush(self) -> None:
-        self.core.flush()
-        self.core.broker.transfers.settle()
-
-    def checkpoint(self) -> None:
-        try:
-            self.core.checkpoint()
-        except OSError:
-            assert self.core.storage.capacity_bytes is not None
-
-    def journal(self) -> None:
-        try:
-            self.core.broker.write_journal()
-        except WritesRefused:
-            assert self.core.storage.capacity_bytes is not None
-
-    def fill(self) -> None:
-        self.core.storage.capacity_bytes = self.core.storage.used_bytes
-
-    def make_room(self) -> None:
-        self.core.storage.capacity_bytes = None
-        self.core.broker.log.refresh_full()
-
     def crash(self, *, power: bool) -> None:
         self.check()
         self.make_room()
         if power:
-            durable = self.core.broker.log.durable_position
-            self.published = {b: r for b, r in self.published.items() if r.position <= durable}
+            self.lose_power()
         self.crashed = True
         self.held.clear()
         self.core.kill(power=power)
@@ -356,22 +319,14 @@ STEPS = [
 steps = st.lists(st.sampled_from(STEPS), min_size=20, max_size=80)
 
 
-def live(steps: list[str], seed: int, *, sync: bool) -> None:
-    retried = Retried(seed, sync=sync)
-    for step in steps:
-        getattr(retried, step)()
-        retried.check()
-    retried.drain()
-
-
 @settings(max_examples=120, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_each_message_is_where_it_belongs(steps: list[str], seed: int, sync: bool) -> None:
-    live(steps, seed, sync=sync)
+    Retried(seed, sync=sync).live(steps)
 
 
 @pytest.mark.slow
 @settings(max_examples=5000)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_each_message_is_where_it_belongs_for_long(steps: list[str], seed: int, sync: bool) -> None:
-    live(steps, seed, sync=sync)
+    Retried(seed, sync=sync).live(steps)

@@ -16,35 +16,26 @@ queues, the disk is full for a while, the broker is killed or loses its power.  
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.core import SECOND_NS, Core, parse
+from tests.property.broker.message_life import MessageLife
+from tests.unit.broker.core import SECOND_NS, group_of, parse
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import Fetch
-from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.topic.offset_reset import reset_group
 from martlet.broker.topic.topic import Topic
 from martlet.log.record import FRAME_HEADER_BYTES
 
 
-class Grouped:
+class Grouped(MessageLife):
     """A broker with a group, and the known state of its messages."""
 
     def __init__(self, seed: int, *, sync: bool) -> None:
-        self.random = Random(seed)
-        self.sync = sync
-        self.core = Core()
+        super().__init__(seed, sync=sync)
         self.core.waits_for_flush = self.core.broker.transfers.waits_for_flush = sync
-        self.published: dict[bytes, Receipt] = {}
         self.due_ns: dict[bytes, int] = {}
-        self.promised: set[bytes] = set()
-        self.count = 0
         self.fetched: dict[int, dict[int, bytes]] = {}
         """By queue: what was fetched, by where the next was then, and not committed."""
         self.handled: set[bytes] = set()
@@ -55,11 +46,9 @@ class Grouped:
         """The offset was set forward past it."""
         self.written: dict[int, list[tuple[int, int]]] = {}
         """By queue: (position, offset) of what was written down of the offset, the last first."""
-        self.crashed = self.holes = False
-        topic = self.core.broker.topic("t")
-        topic.channel("c")
-        topic.channel("g")
-        topic.configure_channel("g", ChannelPolicy(kind="offsets"))
+        self.holes = False
+        self.core.channel("t", "c")
+        self.core.configure(channel="g", kind="offsets")
         self.core.flush()
         self.begin()
 
@@ -98,10 +87,7 @@ class Grouped:
 
     def check(self) -> None:
         """Look at where all is."""
-        log = self.core.broker.log
-        for body, receipt in self.published.items():
-            if receipt.position and (not self.sync or receipt.position <= log.durable_position):
-                self.promised.add(body)
+        super().check()
         there = set(self.handled | self.passed)
         for part in self.at_queues:
             bodies, end = self.ahead(part, part.cursor.next)
@@ -133,18 +119,14 @@ class Grouped:
     def publish(self) -> None:
         part = self.random.choice(self.topic.at_queues)
         for _ in range(self.random.choice([1, 1, 3, 9])):
-            body = self._body()
+            body = self.body()
             self.published[body] = part.stage([body])
         self.core.broker.commit()
-
-    def _body(self) -> bytes:
-        self.count += 1
-        return b"%d " % self.count + b"." * self.random.choice([0, 20, 200])
 
     def defer(self) -> None:
         part = self.random.choice(self.topic.at_queues)
         due_ns = self.core.clock.now_ns + self.random.choice([1, SECOND_NS, 3 * SECOND_NS])
-        bodies = [self._body() for _ in range(self.random.choice([1, 3]))]
+        bodies = [self.body() for _ in range(self.random.choice([1, 3]))]
         receipt = part.stage(bodies, due_ns)
         for body in bodies:
             self.published[body], self.due_ns[body] = receipt, due_ns
@@ -166,12 +148,11 @@ class Grouped:
     def commit(self) -> None:
         part = self.random.choice(self.at_queues)
         number = part.queue.number
-        assert part.group is not None
         offset = self.offsets.get(number, 0)
         before = part.cursor.next
-        assert part.group.commit(offset) == max(before, offset) == part.cursor.next
+        assert group_of(part).commit(offset) == max(before, offset) == part.cursor.next
         self.handled.update(self.fetched.pop(number, {}).values())
-        assert part.group.commit(self.random.randrange(offset + 1)) == part.cursor.next
+        assert group_of(part).commit(self.random.randrange(offset + 1)) == part.cursor.next
 
     def reset(self) -> None:
         part = self.random.choice(self.at_queues)
@@ -181,10 +162,7 @@ class Grouped:
         channel = self.topic.channels["g"]
         before = part.cursor.next
         ahead = self.ahead(part, before)[0]
-        try:
-            reset_group(self.topic, channel, [number], "offset", 0, offset)
-        except WritesRefused:
-            assert self.core.storage.capacity_bytes is not None
+        if self.refused(lambda: reset_group(self.topic, channel, [number], "offset", 0, offset)):
             assert part.cursor.next == before
             return
         assert part.cursor.next == offset
@@ -201,14 +179,12 @@ class Grouped:
         start, _ = self._bounds(part)
         target = self.random.randint(0, before)
         offset = max(target, min(start, before))
-        assert part.group is not None
         ahead = set(self.ahead(part, before)[0])
-        try:
-            assert part.group.go_back(target) == offset == part.cursor.next
-        except WritesRefused:
-            assert self.core.storage.capacity_bytes is not None
+        answers: list[int] = []
+        if self.refused(lambda: answers.append(group_of(part).go_back(target))):
             assert part.cursor.next == before
             return
+        assert answers == [offset] == [part.cursor.next]
         again = set(self.ahead(part, offset)[0])
         self.undone |= (again - ahead) & (self.handled | self.passed)
         self.handled -= again
@@ -225,22 +201,13 @@ class Grouped:
 
     def grow(self) -> None:
         if len(self.at_queues) < 3:
-            try:
-                self.core.broker.set_queues("t", len(self.at_queues) + 1)
-            except WritesRefused:
-                assert self.core.storage.capacity_bytes is not None
+            self.refused(lambda: self.core.broker.set_queues("t", len(self.at_queues) + 1))
 
     def pause(self) -> None:
-        self._set_paused(True)
+        self.refused(lambda: self.topic.pause_channel("g", True))
 
     def unpause(self) -> None:
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
-        try:
-            self.topic.pause_channel("g", paused)
-        except WritesRefused:
-            assert self.core.storage.capacity_bytes is not None
+        self.refused(lambda: self.topic.pause_channel("g", False))
 
     def finish(self) -> None:
         """The channel's consumer has done with all, or the log would keep it for that."""
@@ -259,35 +226,14 @@ class Grouped:
     def wait(self) -> None:
         self.core.wait(self.random.choice([0, 1, SECOND_NS, 3 * SECOND_NS]))
 
-    def flush(self) -> None:
-        self.core.flush()
-        self.core.broker.transfers.settle()
-
-    def checkpoint(self) -> None:
-        try:
-            self.core.checkpoint()
-        except OSError:
-            assert self.core.storage.capacity_bytes is not None
-
     def journal(self) -> None:
-        try:
-            self.core.broker.write_journal()
-        except WritesRefused:
-            assert self.core.storage.capacity_bytes is not None
-            return
-        for part in self.at_queues:
-            self._written_down(part)
+        if not self.refused(self.core.broker.write_journal):
+            for part in self.at_queues:
+                self._written_down(part)
 
     def _written_down(self, part: Channel) -> None:
         written = self.written.setdefault(part.queue.number, [])
         written.insert(0, (self.core.broker.log.position, part.cursor.next))
-
-    def fill(self) -> None:
-        self.core.storage.capacity_bytes = self.core.storage.used_bytes
-
-    def make_room(self) -> None:
-        self.core.storage.capacity_bytes = None
-        self.core.broker.log.refresh_full()
 
     def kill(self) -> None:
         self._crash(power=False)
@@ -299,7 +245,7 @@ class Grouped:
         self.make_room()
         durable = self.core.broker.log.durable_position if power else 1 << 62
         if power:
-            self.published = {b: r for b, r in self.published.items() if r.position <= durable}
+            self.lose_power()
             self.handled |= self.undone
             self.holes = True
         self.crashed = True
@@ -329,8 +275,7 @@ class Grouped:
             assert not part.cursor.pending.by_offset
             assert part.deferred_count == 0
             bodies, end = self.ahead(part, part.cursor.next)
-            assert part.group is not None
-            part.group.commit(end)
+            group_of(part).commit(end)
             self.handled.update(bodies)
             assert part.depth == 0
         assert not self.promised - self.handled - self.passed
@@ -359,22 +304,14 @@ STEPS = [
 steps = st.lists(st.sampled_from(STEPS), min_size=20, max_size=80)
 
 
-def live(steps: list[str], seed: int, *, sync: bool) -> None:
-    grouped = Grouped(seed, sync=sync)
-    for step in steps:
-        getattr(grouped, step)()
-        grouped.check()
-    grouped.drain()
-
-
 @settings(max_examples=30, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_nothing_is_skipped(steps: list[str], seed: int, sync: bool) -> None:
-    live(steps, seed, sync=sync)
+    Grouped(seed, sync=sync).live(steps)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_nothing_is_skipped_for_long(steps: list[str], seed: int, sync: bool) -> None:
-    live(steps, seed, sync=sync)
+    Grouped(seed, sync=sync).live(steps)

@@ -53,10 +53,9 @@ def test_a_consumer_that_leaves_with_nothing_in_flight_unlocks_the_queue(
 def test_what_an_empty_dropped_comes_again_in_order(order: str) -> None:
     core = _ordered(order, with_priorities=False)
     client = Client(core).ready(10)
-    topic = core.broker.topics["t"]
-    emptied = core.broker.empty_channel(topic, "c")
+    emptied = core.broker.empty_channel(core.topic(), "c")
     client.got.clear()
-    core.broker.restore_channel(topic, "c", emptied)
+    core.broker.restore_channel(core.topic(), "c", emptied)
     assert client.bodies == [b"1"]
     client.finish(client.got[0])
     assert client.bodies == [b"1", b"2"]

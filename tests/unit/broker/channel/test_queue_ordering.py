@@ -33,8 +33,12 @@ def _numbers(client: Client) -> list[int]:
     return [int(body) for body in client.bodies]
 
 
-def test_several_are_sent_at_once_and_more_as_they_are_finished() -> None:
-    core = _core()
+@pytest.fixture
+def core() -> Core:
+    return _core()
+
+
+def test_several_are_sent_at_once_and_more_as_they_are_finished(core: Core) -> None:
     client, other = _client(core), _client(core)
     assert _numbers(client) == [0, 1, 2, 3, 4]
     client.finish(0, 1)
@@ -45,30 +49,26 @@ def test_several_are_sent_at_once_and_more_as_they_are_finished() -> None:
     assert [got.attempts for got in other.got] == [2, 1, 1, 1, 1]
 
 
-def test_the_lock_stays_with_its_consumer_when_the_topic_gets_more_queues() -> None:
-    core = _core()
+def test_the_lock_stays_with_its_consumer_when_the_topic_gets_more_queues(core: Core) -> None:
     core.channel("t").advance(10)
     client, other = (_client(core, 1, in_order=False) for _ in range(2))
-    topic = core.broker.topics["t"]
     core.publish("t", b"10")
     core.publish("t", b"11")
     client.finish(0, 1)
     core.broker.set_queues("t", 2)
-    topic.at_queue(0).stage([b"12"])
+    core.topic().at_queue(0).stage([b"12"])
     core.broker.commit()
     assert (_numbers(client), other.got) == ([10, 11, 12], [])
 
 
-def test_an_nsq_client_gets_one_at_a_time() -> None:
-    core = _core()
+def test_an_nsq_client_gets_one_at_a_time(core: Core) -> None:
     client = _client(core, in_order=False)
     assert _numbers(client) == [0]
     client.finish(0)
     assert _numbers(client) == [0, 1]
 
 
-def test_behind_a_failed_message_all_are_taken_back_and_wait_for_it() -> None:
-    core = _core()
+def test_behind_a_failed_message_all_are_taken_back_and_wait_for_it(core: Core) -> None:
     client = _client(core)
     client.finish(0)
     assert not client.recalls
@@ -90,8 +90,9 @@ def test_behind_a_failed_message_all_are_taken_back_and_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["give back", "reject", "late"])
-def test_whatever_ends_a_message_without_a_finish_takes_back_those_behind(how: str) -> None:
-    core = _core()
+def test_whatever_ends_a_message_without_a_finish_takes_back_those_behind(
+    core: Core, how: str
+) -> None:
     client = _client(core)
     offset = client.offset(0)
     if how == "give back":
@@ -131,8 +132,7 @@ def test_only_the_first_times_out_and_the_time_of_the_next_begins_when_it_is_fin
     }
 
 
-def test_a_touched_message_lets_those_behind_it_wait_longer_too() -> None:
-    core = _core()
+def test_a_touched_message_lets_those_behind_it_wait_longer_too(core: Core) -> None:
     client = _client(core)
     for _ in range(4):
         core.wait(TIMEOUT_NS * 3 // 4)
@@ -164,7 +164,7 @@ def test_only_the_first_of_a_lost_client_has_failed() -> None:
 def test_a_message_that_waits_for_a_handler_has_not_failed_though_a_later_one_has_begun() -> None:
     core = Core()
     core.broker.set_queues("t", 2)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     topic.channel("c")
     topic.configure_channel("c", ChannelPolicy.read({"order": "queue", "max_attempts": 1}))
     client = ManyQueuesClient(core, timeout_ns=TIMEOUT_NS)
@@ -181,8 +181,7 @@ def test_a_message_that_waits_for_a_handler_has_not_failed_though_a_later_one_ha
     assert [part.channels["c"].dead_letter_count for part in topic.at_queues] == [0, 1]
 
 
-def test_a_rewind_takes_back_what_was_sent() -> None:
-    core = _core()
+def test_a_rewind_takes_back_what_was_sent(core: Core) -> None:
     client = _client(core)
     client.finish(0)
     client.got.clear()
@@ -192,8 +191,7 @@ def test_a_rewind_takes_back_what_was_sent() -> None:
     assert _numbers(client) == [0, 1, 2, 3, 4]
 
 
-def test_a_deferred_message_comes_at_its_time_beside_the_others() -> None:
-    core = _core()
+def test_a_deferred_message_comes_at_its_time_beside_the_others(core: Core) -> None:
     core.publish("t", b"10", delay_ns=SECOND_NS)
     client = _client(core)
     client.ready(6)
@@ -203,11 +201,11 @@ def test_a_deferred_message_comes_at_its_time_beside_the_others() -> None:
     assert _numbers(client) == [0, 1, 2, 3, 4, 5, 6, 10]
 
 
-def test_queues_share_the_ready_count(core: Core) -> None:
+def test_queues_share_the_ready_count() -> None:
+    core = Core()
     core.broker.set_queues("t", 3)
-    topic = core.broker.topics["t"]
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy.read({"order": "queue"}))
+    topic = core.topic()
+    core.configure(order="queue")
     client = ManyQueuesClient(core)
     client.consumer.progress.in_order = True
     for queue in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
-from tests.unit.broker.test_retry import configure
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.dead_letter import CHANNEL
@@ -23,11 +22,10 @@ from martlet.properties.model import Properties
 
 def dead(core: Core, *bodies: bytes, timeout_ns: int = 60 * SECOND_NS) -> Client:
     """Have messages become dead letters; the consumer that rejected them."""
-    configure(core, max_attempts=1)
+    core.configure(max_attempts=1)
     client = core.client("t", timeout_ns=timeout_ns).ready(100)
     for body in bodies:
-        core.broker.topic("t").stage([body], 0, [(0, Properties(tag=body.decode()).pack())])
-    core.broker.commit()
+        core.send("t", Properties(tag=body.decode()), body)
     for number in range(len(bodies)):
         client.channel.requeue(client.consumer, client.offset(number), 0, f"error {number}")
     core.broker.run()
@@ -186,10 +184,7 @@ def test_a_missing_origin_is_reported_with_what_to_do(core: Core) -> None:
 
 def test_where_the_disk_is_full_a_letter_is_put_back(core: Core) -> None:
     dead(core, b"a")
-    core.storage.capacity_bytes = core.storage.used_bytes
-    for size in (500, 1):
-        while core.publish("x", b"x" * size).error is None:
-            pass
+    core.fill_disk()
     (error,) = back(core, all_letters(core)[0])
     assert isinstance(error, WritesRefused)
     assert [letter.state for letter in all_letters(core)] == [PeekState.DUE]

@@ -128,40 +128,14 @@ def test_a_hidden_topic_is_in_no_list_and_goes_when_its_time_is_over(core: Core)
 def test_times_survive(core: Core, way: str) -> None:
     core.channel("t")
     delay(core, "t", b"x", b"y", delay_ns=90 * SECOND_NS, tag="blue")
-    core.flush()
     core.wait(30 * SECOND_NS)
-    if way == "stop":
-        core.stop()
-    else:
-        core.kill(power=way == "power")
-    assert core.broker.delays.pending_of(core.broker.topics["t"].id) == 2
+    core.start_again(way)
+    assert core.broker.delays.pending_of(core.topic().id) == 2
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     due_now(core, 59 * SECOND_NS)
     assert client.bodies == []
     due_now(core, SECOND_NS)
     assert client.bodies == [b"x", b"y"]
-
-
-def test_a_message_is_forwarded_once_over_a_kill_at_any_moment(core: Core) -> None:
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    delay(core, "t", b"a", delay_ns=SECOND_NS)
-    delay(core, "t", b"b", delay_ns=2 * SECOND_NS)
-    delay(core, "t", b"c", delay_ns=3 * SECOND_NS)
-    due_now(core, SECOND_NS)
-    client.finish(0)
-    core.broker.write_journal()
-    core.kill()
-    assert core.broker.delays.pending_count == 2
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    due_now(core, SECOND_NS)
-    client.finish(0)
-    core.broker.write_journal()
-    core.checkpoint()
-    core.kill()
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    due_now(core, SECOND_NS)
-    assert client.bodies == [b"c"]
-    assert core.broker.delays.pending_count == 0
 
 
 def test_a_durable_head_does_not_mark_unflushed_messages_as_forwarded(core: Core) -> None:
@@ -196,23 +170,6 @@ def test_a_forwarded_message_keeps_its_id_properties_and_time(core: Core) -> Non
     assert struct.unpack_from(">q", frame, 8) == (published_ns,)
 
 
-def test_cancelled_messages_do_not_come_and_are_not_listed(core: Core) -> None:
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    ids = delay(core, "t", b"a", b"b", b"c", delay_ns=SECOND_NS)
-    ids += delay(core, "t", b"d", delay_ns=3 * HOUR_NS)
-    topic = core.broker.topics["t"]
-    assert core.broker.delays.cancel(topic, [ids[1], ids[3], b"00" * 8]) == {ids[1], ids[3]}
-    assert core.broker.delays.cancel(topic, [ids[1]]) == set()
-    assert listed(core, "t") == [ids[0], ids[2]]
-    core.flush()
-    core.kill(power=True)
-    assert listed(core, "t") == [ids[0], ids[2]]
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    due_now(core, 4 * HOUR_NS)
-    assert client.bodies == [b"a", b"c"]
-    assert core.broker.delays.cancel(core.broker.topics["t"], ids) == set()
-
-
 def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
     core = Core(segment_bytes=1 << 20)
     core.channel("t")
@@ -226,7 +183,7 @@ def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
 
     sys.setprofile(count)
     try:
-        cancelled = core.broker.delays.cancel(core.broker.topics["t"], ids[1:])
+        cancelled = core.broker.delays.cancel(core.topic(), ids[1:])
     finally:
         sys.setprofile(None)
     assert cancelled == set(ids[1:400])
@@ -237,8 +194,7 @@ def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
 def test_a_list_goes_on_where_it_ended(core: Core) -> None:
     core.channel("t")
     ids = {s: delay(core, "t", b"%d" % s, delay_ns=s * SECOND_NS)[0] for s in (30, 10, 7200, 20)}
-    topic = core.broker.topics["t"]
-    *_, messages = core.broker.delays.listing(topic, None, 3)
+    *_, messages = core.broker.delays.listing(core.topic(), None, 3)
     assert messages is not None
     assert [message.id.encode() for _, message in messages] == [ids[10], ids[20], ids[30]]
     assert listed(core, "t", messages[-1][0], 3) == [ids[7200]]
@@ -253,7 +209,7 @@ def test_a_deleted_topic_takes_its_delayed_messages_with_it(core: Core) -> None:
     core.kill()
     assert core.broker.delays.pending_count == 1
     due_now(core, SECOND_NS)
-    assert (core.broker.topics["t"].message_count, core.broker.topics["u"].message_count) == (0, 1)
+    assert (core.topic().message_count, core.broker.topics["u"].message_count) == (0, 1)
 
 
 def test_too_many_are_refused_and_the_limit_is_named() -> None:
@@ -297,7 +253,7 @@ def test_those_far_away_do_not_keep_the_log(core: Core, monkeypatch: pytest.Monk
     due_now(core, HOUR_NS)
     for _ in range(12):
         core.fill("u", 1)
-        core.broker.topics["u"].empty()
+        core.topic("u").empty()
         core.checkpoint()
     assert len(core.broker.log.segments) <= 6
     core.kill()
@@ -314,7 +270,7 @@ def test_a_log_without_its_checkpoint_knows_forwarded_messages(core: Core) -> No
     ids = delay(core, "t", b"b", b"c", delay_ns=2 * SECOND_NS)
     due_now(core, SECOND_NS)
     client.finish(0)
-    core.broker.delays.cancel(core.broker.topics["t"], ids[:1])
+    core.broker.delays.cancel(core.topic(), ids[:1])
     core.broker.write_journal()
     core.checkpoint()
     core.storage.remove("checkpoint")
@@ -334,10 +290,7 @@ def test_a_number_given_anew_after_a_power_cut_is_no_forwarded_one(core: Core) -
     entry = bucket.queue.index.row(1)
     due_now(core, SECOND_NS)
     core.flush()
-    segment = core.broker.log.find(entry.position)
-    assert segment is not None
-    content = core.storage.segment_bytes_of(segment.base)
-    content[entry.position - segment.base + 90] ^= 1
+    core.damage(entry.position)
     core.kill()
     delay(core, "t", b"new", delay_ns=SECOND_NS)
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
@@ -354,7 +307,7 @@ def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
     monkeypatch.setattr(delays, "_COUNTED_AGAIN", 2)
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(100)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     for number in range(20):
         core.broker.delays.defer(topic, [b"%d" % number], core.clock.now_ns + SECOND_NS + number)
     in_channel = client.channel.cursor.pending.waiting_count
@@ -433,28 +386,9 @@ def test_many_that_come_when_they_are_nearly_due_keep_their_order(
     assert list(map(int, client.bodies)) == [*sorted(times, key=lambda n: times[n]), -1]
 
 
-def test_a_full_disk_only_puts_off(core: Core) -> None:
-    client = core.client("t", timeout_ns=LONG_NS).ready(10)
-    delay(core, "t", b"x", delay_ns=SECOND_NS)
-    core.storage.capacity_bytes = 0
-    core.publish("u", b"y" * 1000)
-    core.broker.log.end_segment()
-    due_now(core, SECOND_NS)
-    assert client.bodies == []
-    core.storage.capacity_bytes = None
-    core.broker.log.refresh_full()
-    due_now(core, 2 * SECOND_NS)
-    assert client.bodies == [b"x"]
-
-
 def test_delayed_messages_dropped_for_space_are_not_forwarded(core: Core) -> None:
     """Space was freed by dropping the very messages that were on their way to their topic."""
-
-    def flush() -> bool:
-        core.flush()
-        return True
-
-    eviction = Eviction(core.broker, flush)
+    eviction = Eviction(core.broker, core.flush_now)
     client = core.client("t", timeout_ns=LONG_NS).ready(100)
     delay(core, "t", b"x", delay_ns=SECOND_NS)
     core.fill("u", 3)
@@ -462,7 +396,7 @@ def test_delayed_messages_dropped_for_space_are_not_forwarded(core: Core) -> Non
     core.broker.log.end_segment()
     due_now(core, SECOND_NS)
     assert eviction.evicted_count == 1
-    assert core.broker.topics["t"].dropped_count == 1
+    assert core.topic().dropped_count == 1
     assert client.bodies == []
     assert core.broker.delays.pending_count == 0
 
@@ -477,7 +411,7 @@ def test_an_index_that_is_shortened_while_it_is_looked_through_yields_each_row_o
     (bucket,) = buckets(core)
     core.clock.advance(80 * SECOND_NS)
     core.broker.run()
-    core.broker.delays.cancel(core.broker.topics["t"], ids[:35])
+    core.broker.delays.cancel(core.topic(), ids[:35])
     bucket.queue.index.drop_before(35)
     due_now(core, 30 * SECOND_NS)
     assert client.bodies == [b"%d" % n for n in range(35, 60)]
@@ -508,7 +442,7 @@ def test_a_log_with_its_last_segment_used_by_the_journal_goes_on_when_there_is_s
     for number in range(10):
         core.broker.delays.publish(core.broker.topic("t"), [b"%d" % number], due_ns)
         core.fill("x", 1)
-        core.broker.topics["x"].empty()
+        core.topic("x").empty()
     core.storage.capacity_bytes = core.storage.used_bytes + core.segment_bytes // 2
     # The journal has the last one, and no checkpoint frees any.
     with suppress(WritesRefused):

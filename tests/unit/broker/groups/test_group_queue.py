@@ -20,9 +20,8 @@ def following(core: Core, offset: int | None = None, **options: Any) -> Channel:
 
 def start_of(core: Core) -> int:
     """From where on the topic is stored, once all that is not needed has gone."""
-    for _ in range(3):
-        core.checkpoint()
-    return core.broker.topics["t"].queue.start_offset
+    core.checkpoint(3)
+    return core.topic().queue.start_offset
 
 
 def test_a_follower_is_where_its_reader_says_before_or_behind(core: Core) -> None:
@@ -59,7 +58,7 @@ def test_unread_messages_are_kept_on_request(core: Core, is_alone: bool) -> None
     assert start_of(core) == 0
     following(core, count // 2)
     assert 0 < start_of(core) <= count // 2
-    assert core.broker.topics["t"].depth == 0
+    assert core.topic().depth == 0
     following(core, count)
     assert start_of(core) > count // 2
 
@@ -69,7 +68,7 @@ def test_one_that_retains_nothing_changes_nothing_for_others(core: Core) -> None
     bodies = core.fill("t", 6)
     # It is no channel: the first one gets all that is stored.
     assert start_of(core) == 0
-    assert core.broker.topics["t"].depth == len(bodies)
+    assert core.topic().depth == len(bodies)
     following(core, len(bodies), retain=False)
     assert start_of(core) == 0
     core.stop()
@@ -85,9 +84,9 @@ def test_one_that_retains_nothing_changes_nothing_for_others(core: Core) -> None
     channel = core.channel("t", "spark")
     assert (channel.cursor.next, channel.dropped_count) == (3, 0)
     # Its end counts for no channel: messages for the first channel still wait.
-    core.broker.delete_channel(core.broker.topics["t"], "c")
+    core.broker.delete_channel(core.topic(), "c")
     core.publish("t", b"new")
-    core.broker.delete_channel(core.broker.topics["t"], "spark")
+    core.broker.delete_channel(core.topic(), "spark")
     assert core.client("t").ready(10).bodies == [b"new"]
 
 
@@ -115,18 +114,17 @@ def test_deferred_messages_are_read_where_they_stand(core: Core) -> None:
     core.wait(2 * SECOND_NS)
     channel = following(core, 1)
     assert (channel.depth, channel.deferred_count) == (1, 0)
-    assert core.broker.topics["t"].queue.end_offset == 2
+    assert core.topic().queue.end_offset == 2
 
 
 def test_new_queues_are_followed_from_their_start(core: Core) -> None:
     core.publish("t", b"1")
     following(core, 1)
-    topic = core.broker.topics["t"]
     core.broker.set_queues("t", 3)
-    topic.at_queues[2].stage([b"2", b"3"])
+    core.topic().at_queues[2].stage([b"2", b"3"])
     core.broker.commit()
     assert core.channel("t", "spark").all_queues.depth == 2
-    follow(topic, "spark", {1: 0, 2: 2}, retain=True)
+    follow(core.topic(), "spark", {1: 0, 2: 2}, retain=True)
     core.stop()
     assert core.channel("t", "spark").all_queues.depth == 0
 
@@ -134,7 +132,7 @@ def test_new_queues_are_followed_from_their_start(core: Core) -> None:
 def test_channels_and_groups_do_not_become_followers_nor_the_reverse(core: Core) -> None:
     core.channel("t", "c")
     begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     for name, error_text in (("c", "a channel for consumers"), ("g", "a group with members")):
         with pytest.raises(Conflict, match=f"{name!r} of topic 't' is {error_text}"):
             follow(topic, name, {}, retain=True)

@@ -16,6 +16,8 @@ from martlet.broker.topic.rewind import channel_from, replay
 from martlet.broker.transactions.state import CommitSequence, TransactionLimits
 from martlet.log import checkpoint_file
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, entry_of, payload
+from martlet.log.atomic_batches import entry_of
+from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, payload
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.properties.model import Sent
 
@@ -61,9 +63,7 @@ def _damaged(core: Core) -> None:
     assert half is not None
     position = half.queue.index.row(half.queue.index.end_row - 1).position
     transactions.add("open", "b", 2, "orders", [b"behind it"])
-    segment = core.broker.log.find(position)
-    assert segment is not None
-    core.storage.segment_bytes_of(segment.base)[position - segment.base + HEADER_BYTES] ^= 1
+    core.damage(position)
     core.kill()
     core.broker.begin_segment()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.core import Client, Core
+from tests.unit.broker.core import Client, Core, group_of
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.policy import BadPolicy, ChannelPolicy
@@ -28,8 +28,8 @@ def publish(core: Core, regions: list[str]) -> None:
 
 def filtered(core: Core, policy: ChannelPolicy) -> tuple[Client, Channel]:
     client = core.client("t")
-    core.broker.topics["t"].configure_channel("c", policy)
-    channel = core.broker.topics["t"].channels["c"]
+    core.topic().configure_channel("c", policy)
+    channel = core.topic().channels["c"]
     return client, channel
 
 
@@ -133,7 +133,7 @@ def test_a_changed_filter_counts_from_then_on_and_for_messages_that_come_again(c
     publish(core, ["eu", "eu", "us", "us"])
     client.ready(1)
     assert client.bodies == [b"eu"]
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(filter="region = 'us'"))
+    core.configure(filter="region = 'us'")
     client.requeue(0)
     finish_all(client, 1)
     assert client.bodies == [b"eu", b"us", b"us"]
@@ -144,8 +144,7 @@ def test_a_changed_filter_counts_from_then_on_and_for_messages_that_come_again(c
 def test_a_group_counts_what_it_commits_and_not_what_it_skips(core: Core) -> None:
     channel = begin_group(core.broker.topic("t"), "g", "first", 0, 0, {"filter": "region = 'eu'"})
     publish(core, ["us", "eu"])
-    assert channel.group is not None
-    channel.group.commit(2)
+    group_of(channel).commit(2)
     assert (channel.depth, channel.committed_count, channel.filtered_count) == (0, 2, 0)
 
 
@@ -154,7 +153,7 @@ def test_a_filter_outlives_a_restart(core: Core) -> None:
     core.kill()
     client = core.client("t").ready(10)
     publish(core, ["us", "eu"])
-    assert core.broker.topics["t"].channels["c"].policy.filter == "region = 'eu'"
+    assert core.topic().channels["c"].policy.filter == "region = 'eu'"
     assert client.bodies == [b"eu"]
 
 
@@ -167,5 +166,5 @@ def test_a_wrong_filter_is_refused_before_anything_is_made(core: Core) -> None:
         ChannelPolicy().changed({"filter": 3})
     with pytest.raises(BadPolicy, match="its end"):
         begin_group(core.broker.topic("t"), "g", "first", 0, 0, {"filter": "region ="})
-    assert "g" not in core.broker.topics["t"].channels
+    assert "g" not in core.topic().channels
     assert ChannelPolicy().changed({"filter": "  "}).filter == ""

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
-from tests.unit.broker.test_retry import configure, dead_letters
 
 from martlet.broker.errors import NotInFlight
 from martlet.broker.journal.cursor_entry import CursorState
@@ -100,7 +99,7 @@ def failures(client: Client) -> list[int]:
 def begin(
     core: Core, *, ready: int = 6, says_started: bool = False, max_attempts: int = 3
 ) -> Client:
-    configure(core, max_attempts=max_attempts, retry_delays_ms=[100])
+    core.configure(max_attempts=max_attempts, retry_delays_ms=[100])
     client = core.client("t", timeout_ns=SECOND_NS, says_started=says_started).ready(ready)
     core.publish("t", *BODIES)
     return client
@@ -133,7 +132,7 @@ def test_a_lost_client_is_charged_by_what_it_did(
 
 
 def test_messages_not_started_come_at_once_however_often(core: Core) -> None:
-    configure(core, max_attempts=2, retry_delays_ms=[60_000])
+    core.configure(max_attempts=2, retry_delays_ms=[60_000])
     core.publish("t", *BODIES)
     for attempt in range(1, 4):
         client = core.client("t").ready(6)
@@ -166,7 +165,7 @@ def test_of_messages_that_time_out_together_the_first_is_charged(core: Core) -> 
 
 
 def test_messages_delivered_one_by_one_are_not_charged_one_by_one(core: Core) -> None:
-    configure(core, max_attempts=3)
+    core.configure(max_attempts=3)
     client = core.client("t", timeout_ns=SECOND_NS).ready(6)
     for body in BODIES:
         core.publish("t", body)
@@ -203,7 +202,7 @@ def test_a_client_that_answers_nothing_loses_one_after_the_other(core: Core) -> 
     client = begin(core, max_attempts=2)
     for _ in range(30):
         core.wait(SECOND_NS)
-    systems = [properties.system for _, properties in dead_letters(core)]
+    systems = [properties.system for _, properties in core.dead_letters()]
     assert len(systems) == 6
     assert {system["dead_failures"] for system in systems} == {"2"}
     assert client.channel.depth == client.channel.in_flight_count == 0
@@ -230,7 +229,7 @@ def test_the_only_started_message_is_not_dead_for_the_first_crash(core: Core) ->
     again.channel.started(again.consumer, again.offset(0))
     again.leave()
     core.broker.run()
-    assert [body for body, _ in dead_letters(core)] == [b"0"]
+    assert [body for body, _ in core.dead_letters()] == [b"0"]
 
 
 def test_a_client_that_starts_nothing_is_charged_with_nothing(core: Core) -> None:
@@ -255,7 +254,7 @@ def test_a_message_redelivered_alone_can_be_started_too(core: Core) -> None:
 
 
 def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does(core: Core) -> None:
-    configure(core, max_attempts=3, retry_delays_ms=[100])
+    core.configure(max_attempts=3, retry_delays_ms=[100])
     core.publish("t", *BODIES)
     channel = core.channel("t")
     for _ in range(20):
@@ -267,13 +266,13 @@ def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does(
             client.finish(number)
         client.leave()
         core.broker.run()
-    assert [body for body, _ in dead_letters(core)] == [b"3"]
+    assert [body for body, _ in core.dead_letters()] == [b"3"]
     assert channel.depth == channel.in_flight_count == 0
 
 
 def test_messages_that_leave_the_window_keep_their_order() -> None:
     core = Core(segment_bytes=1 << 24)
-    configure(core, max_attempts=3)
+    core.configure(max_attempts=3)
     slow = core.client("t").ready(2)
     core.publish("t", b"0", b"1")
     slow.ready(0)

@@ -117,7 +117,7 @@ def test_nearness_holds_at_all_queues_and_over_growth(core: Core) -> None:
     far = WholeClient(core)
     near.ready(50)
     far.ready(50)
-    grow(core.broker, core.broker.topics["t"], 3)
+    grow(core.broker, core.topic(), 3)
     for _ in range(60):
         core.publish("t", b"x")
     assert [len(near.got), len(far.got)] == [50, 10]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.broker.core import SECOND_NS
+from tests.unit.broker.core import SECOND_NS, group_of
 from tests.unit.broker.disk_core import DiskCore
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.fetch import Fetch
 from martlet.broker.groups.membership import AllocatedTopic, GroupConsumer
-from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.policy import TopicPolicy
 from martlet.broker.recovery.trace_search import Search, Trace, TraceNotFound, TraceResult
 from martlet.broker.topic.offset_reset import begin_group, follow, reset_group
 from martlet.broker.tracing.recorder import TraceStep
@@ -67,7 +67,7 @@ def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore)
 
 def test_a_trace_distinguishes_a_group_from_a_channel(core: DiskCore) -> None:
     core.channel("t", "readers")
-    core.broker.topic("t").configure_channel("readers", ChannelPolicy(kind="offsets"))
+    core.configure(channel="readers", kind="offsets")
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()
@@ -95,8 +95,7 @@ def fetched(
 
 
 def member_of(channel: Channel, client_id: str) -> GroupConsumer:
-    assert channel.group is not None
-    members = channel.group.members
+    members = group_of(channel).members
     members.resize(AllocatedTopic(channel.topic, "", "", 1))
     return members.join(client_id, lease_ns=10**12, address="10.0.0.7:4000")
 
@@ -104,7 +103,6 @@ def member_of(channel: Channel, client_id: str) -> GroupConsumer:
 def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskCore) -> None:
     topic = core.broker.topic("t")
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["eu"]})
-    assert channel.group is not None
     for number in range(6):
         tag = "us" if number == 2 else "eu"
         entry = Properties(keys=(f"k{number}",), tag=tag).pack()
@@ -113,13 +111,13 @@ def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskC
     till, other = member_of(channel, "till"), member_of(channel, "other")
     assert fetched(core, channel, 0, till, 4) == 5
     core.wait(SECOND_NS)
-    channel.group.commit(4, till)
+    group_of(channel).commit(4, till)
     core.wait(SECOND_NS)
-    channel.group.go_back(1, till)
+    group_of(channel).go_back(1, till)
     core.wait(SECOND_NS)
     assert fetched(core, channel, 1, other) == 6
     core.wait(SECOND_NS)
-    channel.group.commit(6, other)
+    group_of(channel).commit(6, other)
     core.wait(SECOND_NS)
     reset_group(topic, channel, [0], "first", 0, 0)
     core.wait(SECOND_NS)
@@ -177,8 +175,7 @@ def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
     channel = begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
     core.keyed("t", b"a", "k")
     assert fetched(core, channel, 0, member_of(channel, "till")) == 1
-    assert channel.group is not None
-    assert channel.group.commit(1) == 1
+    assert group_of(channel).commit(1) == 1
     result = core.search().by_key("k")
     assert not result.traced
     (text,) = lines(found_messages(result))
@@ -309,8 +306,8 @@ def test_an_id_is_found_through_the_index_and_without_it(core: DiskCore) -> None
     core.fill("t", 4)
     core.checkpoint()
     core.publish("t", b"last")
-    end = core.broker.topics["t"].queue.end_offset
-    ids = [core.broker.topics["t"].queue.message_id(offset).decode() for offset in range(end)]
+    end = core.topic().queue.end_offset
+    ids = [core.topic().queue.message_id(offset).decode() for offset in range(end)]
     search = core.search()
     for offset in (0, 1, end // 2, end - 2, end - 1):
         assert only(search.by_id(ids[offset])).offset == offset
@@ -323,12 +320,11 @@ def test_an_id_is_found_through_the_index_and_without_it(core: DiskCore) -> None
 def test_the_error_of_a_missing_message_says_what_there_is(core: DiskCore) -> None:
     core.channel("t")
     bodies = core.fill("t", 4)
-    first = core.broker.topics["t"].queue.message_id(0).decode()
-    unknown = core.broker.topics["t"].queue.message_id(len(bodies)).decode()
+    first = core.topic().queue.message_id(0).decode()
+    unknown = core.topic().queue.message_id(len(bodies)).decode()
     core.consumed("t")
     core.broker.write_journal()
-    core.checkpoint()
-    core.checkpoint()
+    core.checkpoint(2)
     search = core.search()
     with pytest.raises(
         TraceNotFound, match=r"offset 0 of topic 't', and the message has gone.*begins"
@@ -388,7 +384,7 @@ def test_copied_history_keeps_its_trace(core: DiskCore) -> None:
     client = core.consumed("kept")
     for _ in range(8):
         core.fill("t", 1)
-        core.broker.topics["t"].empty()
+        core.topic().empty()
         core.broker.write_journal()
         core.checkpoint()
     result = core.search().by_id(client.got[0].id.decode())

@@ -9,7 +9,7 @@ from martlet.log import checkpoint_file
 
 
 def start_and_gaps(core: Core) -> tuple[int, list[tuple[int, int]]]:
-    return holes(core.broker.log, core.broker.topics["t"].queue)
+    return holes(core.broker.log, core.topic().queue)
 
 
 def let_go(core: Core, segments: int, kept: int) -> int:
@@ -20,8 +20,7 @@ def let_go(core: Core, segments: int, kept: int) -> int:
     client.finish(*[number for number in range(count) if number != kept])
     client.leave()
     core.broker.write_journal()
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     return count
 
 
@@ -33,17 +32,17 @@ def test_nothing_is_missing(core: Core) -> None:
 def test_messages_dropped_with_their_segment_are_no_gap(core: Core) -> None:
     let_go(core, 2, kept=2)
     # Of so few segments none is cleaned: the first one stays for what waits in it.
-    start = core.broker.topics["t"].queue.start_offset
+    start = core.topic().queue.start_offset
     assert start > 2
     assert start_and_gaps(core) == (start, [])
     assert core.broker.log.segments[0].base == 0
     # An index that is made from the log knows nothing of what has gone.
     core.storage.remove(checkpoint_file.NAME)
     core.kill()
-    rows = core.broker.topics["t"].queue.index
+    rows = core.topic().queue.index
     assert rows.row(rows.first_row).first_offset == 0
     assert start_and_gaps(core)[1] == []
-    assert start_and_gaps(core)[0] == core.broker.topics["t"].queue.start_offset > 2
+    assert start_and_gaps(core)[0] == core.topic().queue.start_offset > 2
 
 
 def test_relocated_messages_have_no_gap_behind_them(core: Core) -> None:
@@ -51,6 +50,6 @@ def test_relocated_messages_have_no_gap_behind_them(core: Core) -> None:
     assert core.broker.log.segments[0].base > 0
     core.storage.remove(checkpoint_file.NAME)
     core.kill()
-    rows = core.broker.topics["t"].queue.index
+    rows = core.topic().queue.index
     assert rows.row(rows.first_row).first_offset == 2
-    assert start_and_gaps(core) == (core.broker.topics["t"].queue.start_offset, [])
+    assert start_and_gaps(core) == (core.topic().queue.start_offset, [])

@@ -12,7 +12,6 @@ from martlet.broker.errors import OutOfReach, WritesRefused
 from martlet.broker.policy import TopicPolicy
 from martlet.broker.retention.checkpoint import (
     begin_checkpoint,
-    end_checkpoint,
     history_makes_room,
     makes_room,
 )
@@ -61,6 +60,11 @@ def keeping(time_ns: int = HOUR_NS, bytes: int = 0, **options: Any) -> Keeping:
     return Keeping(retention=Retention(time_ns, bytes), **options)
 
 
+@pytest.fixture
+def core() -> Keeping:
+    return keeping()
+
+
 def test_without_retention_nothing_is_kept_beyond_need() -> None:
     core = Keeping()
     bodies = core.finished("t", 6)
@@ -68,8 +72,7 @@ def test_without_retention_nothing_is_kept_beyond_need() -> None:
     assert core.start("t") > len(bodies) // 2
 
 
-def test_finished_messages_stay_for_the_retention_time_and_can_be_replayed() -> None:
-    core = keeping()
+def test_finished_messages_stay_for_the_retention_time_and_can_be_replayed(core: Keeping) -> None:
     bodies = core.finished("t", 6)
     core.checkpoints()
     assert core.start("t") == 0
@@ -81,11 +84,10 @@ def test_finished_messages_stay_for_the_retention_time_and_can_be_replayed() -> 
     core.checkpoints()
     assert core.start("t") > len(bodies) // 2
     with pytest.raises(OutOfReach, match="was deleted"):
-        replay(core.broker.topics["t"], "c", {0: 0})
+        replay(core.topic(), "c", {0: 0})
 
 
-def test_each_segment_goes_when_its_own_time_has_come() -> None:
-    core = keeping()
+def test_each_segment_goes_when_its_own_time_has_come(core: Keeping) -> None:
     starts = []
     for _ in range(6):
         core.finished("t", 2)
@@ -94,19 +96,17 @@ def test_each_segment_goes_when_its_own_time_has_come() -> None:
         starts.append(core.start("t"))
     assert starts[:4] == [0, 0, 0, 0]
     assert 0 < starts[4] < starts[5]
-    topic = core.broker.topics["t"]
-    index = topic.queue.index
+    index = core.topic().queue.index
     oldest_ns = index.row(index.find(core.start("t"))).stored_at_ns
     assert core.clock.now_ns - oldest_ns <= HOUR_NS + HOUR_NS // 4
-    assert offset_at(topic, core.clock.now_ns - HOUR_NS // 4) > core.start("t")
+    assert offset_at(core.topic(), core.clock.now_ns - HOUR_NS // 4) > core.start("t")
 
 
 def test_retention_bytes_are_kept_and_at_most_a_segment_more() -> None:
     core = keeping(bytes=3 * SEGMENT_BYTES)
     core.finished("t", 10)
     core.checkpoints()
-    topic = core.broker.topics["t"]
-    index = topic.queue.index
+    index = core.topic().queue.index
     rows = index.array(index.find(core.start("t")), index.end_row)
     kept = int(rows["length"].sum())
     assert 3 * SEGMENT_BYTES <= kept <= 4 * SEGMENT_BYTES
@@ -150,7 +150,7 @@ def test_a_topics_policy_goes_before_the_brokers_setting(
 def test_a_policy_counts_at_once_and_after_a_restart() -> None:
     core = Keeping()
     core.finished("kept", 1)
-    core.broker.topics["kept"].configure(TopicPolicy(retention_ms=DAY_MS))
+    core.topic("kept").configure(TopicPolicy(retention_ms=DAY_MS))
     core.finished("kept", 5)
     core.finished("other", 5)
     core.checkpoints()
@@ -161,7 +161,7 @@ def test_a_policy_counts_at_once_and_after_a_restart() -> None:
     core.checkpoints()
     assert core.start("kept") == 0
     core.kill()
-    core.broker.topics["kept"].configure(TopicPolicy())
+    core.topic("kept").configure(TopicPolicy())
     core.checkpoints()
     assert core.start("kept") > 0
 
@@ -173,7 +173,7 @@ def test_a_longer_retention_covers_messages_still_stored() -> None:
     core.broker.write_journal()
     job = begin_checkpoint(core.broker)
     assert job.free, "they would go"
-    core.broker.topics["t"].configure(TopicPolicy(retention_ms=DAY_MS))
+    core.topic().configure(TopicPolicy(retention_ms=DAY_MS))
     core.checkpoints()
     assert core.start("t") == 0
     assert core.again("t", 0) == bodies
@@ -193,8 +193,7 @@ def test_each_queue_of_a_topic_keeps_its_share() -> None:
         assert 2 * SEGMENT_BYTES < int(rows["length"].sum()) < 5 * SEGMENT_BYTES
 
 
-def test_no_history_is_kept_of_ephemeral_topics() -> None:
-    core = keeping()
+def test_no_history_is_kept_of_ephemeral_topics(core: Keeping) -> None:
     core.finished("t#ephemeral", 5)
     core.checkpoints()
     assert core.start("t#ephemeral") > 0
@@ -266,8 +265,9 @@ def test_history_is_copied_only_when_the_disk_is_filling_up(filled_to: Filling) 
     assert core.again("small", 0) == small
 
 
-def test_above_the_second_mark_the_oldest_history_goes_before_its_time(filled_to: Filling) -> None:
-    core = keeping()
+def test_above_the_second_mark_the_oldest_history_goes_before_its_time(
+    core: Keeping, filled_to: Filling
+) -> None:
     core.finished("t", 10)
     core.checkpoints()
     before = len(core.broker.log.segments)
@@ -277,20 +277,19 @@ def test_above_the_second_mark_the_oldest_history_goes_before_its_time(filled_to
     filled_to(core, 85.9)
     job = begin_checkpoint(core.broker)
     assert [s.base for s in job.forced] == [s.base for s in core.broker.log.segments][:1]
-    job.flush.run()
-    job.save()
-    end_checkpoint(core.broker, job)
+    core.complete(job)
     assert core.start("t") > 0
     assert len(core.broker.log.segments) == before - 1
     assert core.storage.fill().percent <= 85
     start = core.start("t")
     core.checkpoints()
     assert core.start("t") == start, "no more than was asked for"
-    assert len(core.again("t", start)) == core.broker.topics["t"].queue.end_offset - start
+    assert len(core.again("t", start)) == core.topic().queue.end_offset - start
 
 
-def test_nothing_unfinished_goes_however_full_the_disk_is(filled_to: Filling) -> None:
-    core = keeping()
+def test_nothing_unfinished_goes_however_full_the_disk_is(
+    core: Keeping, filled_to: Filling
+) -> None:
     client = core.client("t").ready(1)
     bodies = core.fill("t", 8)
     filled_to(core, 99)
@@ -301,9 +300,8 @@ def test_nothing_unfinished_goes_however_full_the_disk_is(filled_to: Filling) ->
 
 
 def test_a_pending_message_in_old_history_is_kept_where_the_history_goes(
-    filled_to: Filling,
+    core: Keeping, filled_to: Filling
 ) -> None:
-    core = keeping()
     client = core.client("t").ready(1 << 20)
     bodies = core.fill("t", 10)
     client.requeue(3, HOUR_NS)
@@ -422,8 +420,7 @@ def test_above_the_third_mark_no_segment_is_begun_for_messages(filled_to: Fillin
     assert core.publish("t", b"x").error is None
 
 
-def test_time_alone_frees_space_on_an_idle_broker() -> None:
-    core = keeping()
+def test_time_alone_frees_space_on_an_idle_broker(core: Keeping) -> None:
     core.finished("t", 5)
     core.checkpoints()
     assert not history_makes_room(core.broker)

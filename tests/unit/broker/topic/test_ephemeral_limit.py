@@ -20,9 +20,13 @@ def bodies(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
 
+@pytest.fixture
+def core() -> Core:
+    return Core(max_ephemeral=MAX)
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
-def test_a_stalled_ephemeral_channel_keeps_the_newest(at_once: int) -> None:
-    core = Core(max_ephemeral=MAX)
+def test_a_stalled_ephemeral_channel_keeps_the_newest(core: Core, at_once: int) -> None:
     stalled(core)
     for first in range(0, 1000, at_once):
         core.publish("t", *bodies(first, min(1000, first + at_once)))
@@ -35,16 +39,14 @@ def test_a_stalled_ephemeral_channel_keeps_the_newest(at_once: int) -> None:
     assert again.bodies == bodies(1000 - MAX, 1000)
 
 
-def test_a_message_by_itself_counts_too() -> None:
-    core = Core(max_ephemeral=MAX)
+def test_a_message_by_itself_counts_too(core: Core) -> None:
     stalled(core)
     for number in range(300):
         core.broker.append(core.broker.topic("t"), b"%d" % number)
     assert core.channel("t", "tail#ephemeral").depth == MAX
 
 
-def test_other_channels_lose_nothing_and_a_consumer_that_reads_loses_nothing() -> None:
-    core = Core(max_ephemeral=MAX)
+def test_other_channels_lose_nothing_and_a_consumer_that_reads_loses_nothing(core: Core) -> None:
     stalled(core)
     core.channel("t", "kept")
     reader = core.client("t", "reader#ephemeral").ready(1)
@@ -56,9 +58,8 @@ def test_other_channels_lose_nothing_and_a_consumer_that_reads_loses_nothing() -
     assert core.channel("t", "kept").depth == 1000
 
 
-def test_a_stalled_ephemeral_channel_holds_back_no_log() -> None:
+def test_a_stalled_ephemeral_channel_holds_back_no_log(core: Core) -> None:
     """All of the log stayed, for as long as the one who looked had not closed his window."""
-    core = Core(max_ephemeral=MAX)
     stalled(core)
     reader = core.client("t", "reader").ready(1 << 20)
     for _ in range(60):
@@ -69,8 +70,7 @@ def test_a_stalled_ephemeral_channel_holds_back_no_log() -> None:
     assert len(core.broker.log.segments) < 20
 
 
-def test_requeued_and_deferred_messages_are_bounded_too() -> None:
-    core = Core(max_ephemeral=MAX)
+def test_requeued_and_deferred_messages_are_bounded_too(core: Core) -> None:
     client = core.client("t", "c#ephemeral").ready(MAX)
     core.publish("t", *bodies(0, MAX))
     client.ready(0)
@@ -91,9 +91,10 @@ def test_requeued_and_deferred_messages_are_bounded_too() -> None:
 
 
 @pytest.mark.parametrize("order", ["queue", "key"])
-def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(order: str) -> None:
+def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(
+    core: Core, order: str
+) -> None:
     """Its messages in flight were dropped with the oldest, so it was sent ever more."""
-    core = Core(max_ephemeral=MAX)
     topic = core.broker.topic("t")
     client = core.client("t", "c#ephemeral")
     channel = core.channel("t", "c#ephemeral")
@@ -113,8 +114,7 @@ def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(o
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_an_ephemeral_topic_keeps_the_newest(paused: bool) -> None:
-    core = Core(max_ephemeral=MAX)
+def test_an_ephemeral_topic_keeps_the_newest(core: Core, paused: bool) -> None:
     topic = core.broker.topic("t#ephemeral")
     if paused:
         topic.channel("c")
@@ -127,8 +127,7 @@ def test_an_ephemeral_topic_keeps_the_newest(paused: bool) -> None:
     assert core.client("t#ephemeral").ready(1 << 20).bodies == bodies(1000 - MAX, 1000)
 
 
-def test_queues_share_the_bound() -> None:
-    core = Core(max_ephemeral=MAX)
+def test_queues_share_the_bound(core: Core) -> None:
     core.broker.set_queues("t", 4)
     channel = core.channel("t", "c#ephemeral")
     for number in range(1000):
@@ -146,8 +145,7 @@ def test_each_queue_keeps_a_message_though_there_are_more_queues_than_messages()
     assert channel.all_queues.depth == 1
 
 
-def test_no_bound_is_left_where_nothing_ephemeral_is() -> None:
-    core = Core(max_ephemeral=MAX)
+def test_no_bound_is_left_where_nothing_ephemeral_is(core: Core) -> None:
     core.channel("t", "kept")
     stalled(core)
     assert core.broker.topic("t").bounded

@@ -29,7 +29,7 @@ def queues_of(broker: BrokerCore) -> list[int]:
 def made(core: Core, key_hash: KeyHash, queues: int = 4) -> Topic:
     """Make a topic, by today's version or as an early one did: its entries name no key hash."""
     core.broker.set_queues("t", queues)
-    topic = core.broker.topics["t"]
+    topic = core.topic()
     if key_hash is KeyHash.CRC32C:
         entries: list[TopologyEntry] = []
         for part in topic.at_queues:
@@ -50,9 +50,8 @@ def again(core: Core, way: str) -> BrokerCore:
         # The segment with the topic's creation goes.
         core.channel("t")
         core.fill("t", 3)
-        core.broker.empty_channel(core.broker.topics["t"], "c")
-        core.checkpoint()
-        core.checkpoint()
+        core.broker.empty_channel(core.topic(), "c")
+        core.checkpoint(2)
         assert core.broker.log.segments[0].base > 0
     if way == "stopped":
         core.stop()
@@ -97,8 +96,8 @@ def test_further_queues_have_the_hash_of_the_topic(core: Core, key_hash: KeyHash
     made(core, key_hash, queues=1)
     for queues in (2, 4):
         core.broker.set_queues("t", queues)
-        core.broker.queue_of_priority(core.broker.topics["t"], queues)
-        assert {part.key_hash for part in core.broker.topics["t"].at_queues} == {key_hash}
+        core.broker.queue_of_priority(core.topic(), queues)
+        assert {part.key_hash for part in core.topic().at_queues} == {key_hash}
         assert {part.key_hash for part in again(core, "killed").topics["t"].at_queues} == {key_hash}
     assert (
         len(set(queues_of(core.broker))) == {KeyHash.CRC32C: 2, KeyHash.CRC32C_FMIX32: 4}[key_hash]

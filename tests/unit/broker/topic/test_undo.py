@@ -15,11 +15,11 @@ KEEP_NS = 900 * SECOND_NS
 
 
 def empty(core: Core) -> list[EmptiedQueue]:
-    return core.broker.empty_channel(core.broker.topics["t"], "c")
+    return core.broker.empty_channel(core.topic(), "c")
 
 
 def restore(core: Core, emptied: list[EmptiedQueue]) -> None:
-    core.broker.restore_channel(core.broker.topics["t"], "c", emptied)
+    core.broker.restore_channel(core.topic(), "c", emptied)
 
 
 def half_done() -> tuple[Core, list[EmptiedQueue]]:
@@ -96,14 +96,12 @@ def test_emptied_messages_stay_in_the_log_for_a_time_and_no_longer() -> None:
     bodies = core.fill("t", 6)
     emptied = empty(core)
     core.wait(KEEP_NS - 1)
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     restore(core, emptied)
     assert client.ready(1 << 20).bodies == bodies
     client.finish()
     core.wait(1)
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     with pytest.raises(OutOfReach, match="offset 0 of topic 't' was deleted") as refused:
         restore(core, emptied)
     assert refused.value.gone
@@ -117,8 +115,7 @@ def test_a_second_empty_keeps_what_the_first_one_did() -> None:
     core.wait(KEEP_NS // 2)
     bodies += core.fill("t", 4)
     empty(core)
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     restore(core, first)
     assert core.client("t").ready(1 << 20).bodies == bodies
 
@@ -127,15 +124,14 @@ def test_without_time_to_keep_them_emptied_messages_go(core: Core) -> None:
     core.channel("t")
     core.fill("t", 6)
     emptied = empty(core)
-    for _ in range(3):
-        core.checkpoint()
+    core.checkpoint(3)
     with pytest.raises(OutOfReach, match="was deleted"):
         restore(core, emptied)
 
 
 def test_a_channel_that_was_set_back_further_is_left_as_it_is() -> None:
     core, emptied = half_done()
-    replay(core.broker.topics["t"], "c", {0: 2})
+    replay(core.topic(), "c", {0: 2})
     with pytest.raises(OutOfReach, match="cannot be set back to 6"):
         restore(core, emptied)
     assert core.channel("t").depth == 8

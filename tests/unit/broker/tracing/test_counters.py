@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core
+from tests.unit.broker.core import SECOND_NS, Core, group_of
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.policy import ChannelPolicy
 from martlet.broker.tracing.counters import (
     FIRST_BUCKET,
     ChannelCount,
@@ -25,9 +24,8 @@ def accounts(core: Core) -> list[tuple[int, ChannelCounters]]:
     core.broker.write_journal()
     return [
         (header.epoch, account)
-        for header, record in scan(core.broker.log.segments, 0, RecoveryReport())
-        if header.kind == RecordKind.ACCOUNTS
-        for account in unpack_accounts(payload(header, record))
+        for header, record in core.records(RecordKind.ACCOUNTS)
+        for account in unpack_accounts(record)
     ]
 
 
@@ -68,10 +66,7 @@ def test_counts_go_up_until_the_broker_is_started_anew(core: Core) -> None:
 
 
 def test_timeouts_and_dead_letters_are_counted(core: Core) -> None:
-    core.channel("t")
-    core.broker.topics["t"].configure_channel(
-        "c", ChannelPolicy(retry_delays_ms=(1000,), max_attempts=2)
-    )
+    core.configure("t", retry_delays_ms=(1000,), max_attempts=2)
     core.client("t", timeout_ns=SECOND_NS).ready(1)
     core.publish("t", b"a")
     for _ in range(5):
@@ -88,11 +83,10 @@ def test_timeouts_and_dead_letters_are_counted(core: Core) -> None:
 
 def test_commits_of_a_group_are_counted_by_its_offset(core: Core) -> None:
     channel = core.channel("t")
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
+    core.configure(kind="offsets")
     core.publish("t", *(b"%d" % n for n in range(10)))
-    assert channel.group is not None
-    channel.group.commit(7)
-    channel.group.commit(3)
+    group_of(channel).commit(7)
+    group_of(channel).commit(3)
     assert last(core) == {"committed": 7}
 
 
@@ -118,7 +112,7 @@ def test_counters_are_written_when_a_channel_or_a_topic_is_deleted(core: Core) -
         core.publish(name, b"a")
         client.finish()
     ids = {topic.id for topic in core.broker.topics.values()}
-    core.broker.delete_channel(core.broker.topics["t"], "c")
+    core.broker.delete_channel(core.topic(), "c")
     core.broker.delete_topic("u")
     assert {account.topic for _, account in accounts(core)} == ids
 

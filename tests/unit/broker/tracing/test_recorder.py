@@ -12,11 +12,10 @@ from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
-from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.policy import TopicPolicy
 from martlet.broker.tracing import recorder as trail_module
 from martlet.broker.tracing.recorder import TraceChunk, TraceEvent, TraceRecorder, TraceStep
-from martlet.log.record import BadRecord, RecordKind, payload
-from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.record import BadRecord, RecordKind
 from martlet.properties.model import Properties
 
 MILLISECOND_NS = 10**6
@@ -25,8 +24,7 @@ MILLISECOND_NS = 10**6
 def pieces(core: Core) -> list[TraceChunk]:
     """All that the log says of it."""
     core.broker.write_journal()
-    records = scan(core.broker.log.segments, 0, RecoveryReport())
-    return [TraceChunk(payload(h, record)) for h, record in records if h.kind == RecordKind.TRACE]
+    return [TraceChunk(record) for _, record in core.records(RecordKind.TRACE)]
 
 
 def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...]]:
@@ -38,15 +36,20 @@ def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...
     ]
 
 
-def test_nothing_is_traced_unless_it_is_asked_for(core: Core) -> None:
+@pytest.fixture
+def core() -> Core:
+    return Core(traces=True)
+
+
+def test_nothing_is_traced_unless_it_is_asked_for() -> None:
+    core = Core()
     client = core.client("t").ready(5)
     core.publish("t", b"a")
     client.finish()
     assert pieces(core) == []
 
 
-def test_events_of_a_message_are_in_order() -> None:
-    core = Core(traces=True)
+def test_events_of_a_message_are_in_order(core: Core) -> None:
     first = core.client("t", timeout_ns=SECOND_NS).ready(1)
     began_ns = core.clock.now_ns
     core.publish("t", b"a")
@@ -74,8 +77,7 @@ def test_events_of_a_message_are_in_order() -> None:
     assert milliseconds == [0, 100, 3100, 4100, 4100, 4100, 4100, 4200]
 
 
-def test_the_reason_of_a_consumer_s_failure_is_recorded() -> None:
-    core = Core(traces=True)
+def test_the_reason_of_a_consumer_s_failure_is_recorded(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     channel = core.channel("t")
@@ -85,10 +87,9 @@ def test_the_reason_of_a_consumer_s_failure_is_recorded() -> None:
     assert events[1].reason == "no such account"
 
 
-def test_a_message_that_is_given_up_says_why_and_where_it_goes() -> None:
-    core = Core(traces=True)
+def test_a_message_that_is_given_up_says_why_and_where_it_goes(core: Core) -> None:
     client = core.client("t").ready(1)
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.configure(max_attempts=1)
     core.publish("t", b"a")
     client.requeue(0)
     core.broker.run()
@@ -126,10 +127,9 @@ def test_messages_that_go_round_are_one_row_and_two_bytes_each() -> None:
         assert event.consumer == f"consumer {owner.consumer.number}"
 
 
-def test_only_messages_that_pass_the_filter_are_recorded() -> None:
-    core = Core(traces=True)
+def test_only_messages_that_pass_the_filter_are_recorded(core: Core) -> None:
     client = core.client("t").ready(100)
-    core.broker.topics["t"].configure_channel("c", ChannelPolicy(tags=("red",)))
+    core.configure(tags=("red",))
     entries = [(number, Properties(tag="red").pack()) for number in (1, 2, 5)]
     core.broker.topic("t").stage([b"%d" % n for n in range(7)], 0, entries)
     core.broker.commit()
@@ -139,16 +139,15 @@ def test_only_messages_that_pass_the_filter_are_recorded() -> None:
     ]
 
 
-def test_a_topic_is_traced_as_its_policy_says() -> None:
-    core = Core(traces=True)
+def test_a_topic_is_traced_as_its_policy_says(core: Core) -> None:
     core.broker.topic("quiet").configure(TopicPolicy(trace="off"))
     for name in ("quiet", "loud", "gone#ephemeral"):
         client = core.client(name).ready(1)
         core.publish(name, b"a")
         client.finish()
     assert [piece.name for piece in pieces(core)] == ["c"]
-    core.broker.topics["loud"].configure(TopicPolicy(trace="off"))
-    core.broker.topics["quiet"].configure(TopicPolicy(trace="on"))
+    core.topic("loud").configure(TopicPolicy(trace="off"))
+    core.topic("quiet").configure(TopicPolicy(trace="on"))
     core.stop()
     for name in ("quiet", "loud"):
         client = core.client(name).ready(1)
@@ -158,8 +157,7 @@ def test_a_topic_is_traced_as_its_policy_says() -> None:
     assert len(story(core, 1)) == 2
 
 
-def test_a_trail_holds_no_segment_and_is_no_journal() -> None:
-    core = Core(traces=True)
+def test_a_trail_holds_no_segment_and_is_no_journal(core: Core) -> None:
     client = core.client("t").ready(1 << 20)
     for _ in range(10):
         core.fill("t", 1)
@@ -170,12 +168,11 @@ def test_a_trail_holds_no_segment_and_is_no_journal() -> None:
     before = len(client.got)
     core.kill()
     assert not core.restored.report.damaged
-    assert core.broker.topics["t"].queue.end_offset == before
+    assert core.topic().queue.end_offset == before
     assert core.client("t").ready(1).got == []
 
 
-def test_a_trace_is_left_out_without_space_and_the_journal_goes_on() -> None:
-    core = Core(traces=True)
+def test_a_trace_is_left_out_without_space_and_the_journal_goes_on(core: Core) -> None:
     client = core.client("t").ready(1 << 20)
     core.publish("t", b"x")
     core.broker.write_journal()

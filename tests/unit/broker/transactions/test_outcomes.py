@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core, bodies_of
+from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.errors import LimitReached
 from martlet.broker.transactions.state import (
@@ -11,6 +11,7 @@ from martlet.broker.transactions.state import (
     CommitSequence,
     CommitSequences,
     LastCommit,
+    OpenTransaction,
     TransactionLimits,
     TransactionState,
     TransitionRefused,
@@ -21,60 +22,39 @@ from martlet.broker.transactions.state import (
 HOUR_NS = 3600 * SECOND_NS
 
 
-def stored(core: Core, topic: str = "t") -> list[bytes]:
-    stored_topic = core.broker.topics.get(topic)
-    return [] if stored_topic is None else bodies_of(core.broker, stored_topic)
-
-
 def stage(
     core: Core, id: str, number: int, *bodies: bytes, series: str = "job"
 ) -> TransactionState:
     """Begin a transaction at a number, and add to it."""
-    transactions = core.broker.transactions
-    state = transactions.begin(id, "", HOUR_NS, CommitSequence(series, number), is_disposable=True)
+    state = core.transactions.begin(
+        id, "", HOUR_NS, CommitSequence(series, number), is_disposable=True
+    )
     if state is TransactionState.OPEN:
-        transactions.add(id, "b", 0, "t", list(bodies))
+        core.transactions.add(id, "b", 0, "t", list(bodies))
     return state
 
 
-def test_a_number_is_committed_once(core: Core) -> None:
-    transactions = core.broker.transactions
-    assert stage(core, "try 1", 0, b"zero") is TransactionState.OPEN
-    assert stage(core, "try 2", 0, b"ze", b"ro") is TransactionState.OPEN
-    first = transactions.commit("try 1", {"b": 1})
-    assert not first.is_repeated
-    # What the other try had added went with it.
-    assert list(transactions.open) == []
-    again = transactions.commit("try 2", {"b": 2}, CommitSequence("job", 0))
-    assert again.is_repeated
-    assert again.state is TransactionState.COMMITTED
-    assert stage(core, "try 3", 0) is TransactionState.COMMITTED
-    assert stored(core) == [b"zero"]
-    assert transactions.commit("try 1").state is TransactionState.COMMITTED
-
-
 def test_a_late_commit_rolls_its_transaction_back(core: Core) -> None:
-    transactions = core.broker.transactions
     stage(core, "early", 7, b"seven")
     stage(core, "other", 7, b"other", series="another job")
-    transactions.commit("early")
+    core.transactions.commit("early")
     # One at a higher number is no remainder; one of another series is none of this one's.
     stage(core, "next", 8, b"eight")
-    assert list(transactions.open) == ["other", "next"]
-    transactions.begin("none")
-    transactions.rollback("none")
-    assert transactions.commit("none", None, CommitSequence("job", 3)).is_repeated
+    assert list(core.transactions.open) == ["other", "next"]
+    core.transactions.begin("none")
+    core.transactions.rollback("none")
+    assert core.transactions.commit("none", None, CommitSequence("job", 3)).is_repeated
     with pytest.raises(TransitionRefused, match="rolled-back, and cannot be committed"):
-        transactions.commit("none", None, CommitSequence("job", 8))
-    transactions.commit("next")
-    assert stored(core) == [b"seven", b"eight"]
+        core.transactions.commit("none", None, CommitSequence("job", 8))
+    core.transactions.commit("next")
+    assert core.stored() == [b"seven", b"eight"]
 
 
 @pytest.mark.parametrize("power", [False, True])
 def test_a_commit_sequence_is_remembered_over_restarts_and_segments(power: bool) -> None:
     core = Core(segment_bytes=1 << 16)
     stage(core, "a", 4, b"four")
-    core.broker.transactions.commit("a")
+    core.transactions.commit("a")
     stage(core, "b", 5, b"left open")
     core.flush()
     for _ in range(3):
@@ -82,71 +62,71 @@ def test_a_commit_sequence_is_remembered_over_restarts_and_segments(power: bool)
         core.checkpoint()
         core.kill(power=power)
         assert stage(core, "again", 4) is TransactionState.COMMITTED
-        last = core.broker.transactions.series.last("job")
+        last = core.transactions.series.last("job")
         assert last is not None
         assert last.number == 4
-        left = core.broker.transactions.open["b"]
+        left = core.transactions.open["b"]
         assert (left.sequence, left.is_disposable) == (CommitSequence("job", 5), True)
-    core.broker.transactions.commit("b", {"b": 1})
+    core.transactions.commit("b", {"b": 1})
     core.stop()
     assert stage(core, "again", 5) is TransactionState.COMMITTED
-    assert stored(core) == [b"four", b"left open"]
+    assert core.stored() == [b"four", b"left open"]
 
 
 def test_a_commit_lost_in_a_power_cut_does_not_count_though_a_later_head_has_it() -> None:
     for seed in range(40):
         core = Core()
         stage(core, "a", 1, b"one")
-        core.broker.transactions.commit("a")
+        core.transactions.commit("a")
         core.flush()
         stage(core, "b", 2, b"two")
-        core.broker.transactions.commit("b")
+        core.transactions.commit("b")
         core.fill("x", 2)
         core.storage.random.seed(seed)
         core.kill(power=True)
-        last = core.broker.transactions.series.last("job")
+        last = core.transactions.series.last("job")
         assert last is not None
-        assert stored(core) == [b"one", b"two"][: last.number]
+        assert core.stored() == [b"one", b"two"][: last.number]
 
 
 def test_an_uncommitted_transaction_is_rolled_back_by_its_age(core: Core) -> None:
-    transactions = core.broker.transactions
     abandoned: list[tuple[str, str]] = []
-    transactions.on_abandoned = lambda transaction, why: abandoned.append((transaction.id, why))
-    sequence = CommitSequence("job", 1)
-    transactions.begin("t", "", HOUR_NS, sequence, is_disposable=True)
-    transactions.add("t", "b", 0, "t", [b"one"])
+
+    def note(transaction: OpenTransaction, why: str) -> None:
+        abandoned.append((transaction.id, why))
+
+    core.transactions.on_abandoned = note
+    core.transactions.begin("t", "", HOUR_NS, CommitSequence("job", 1), is_disposable=True)
+    core.transactions.add("t", "b", 0, "t", [b"one"])
     core.wait(HOUR_NS - 1)
-    transactions.add("t", "b", 1, "t", [b"two"])
+    core.transactions.add("t", "b", 1, "t", [b"two"])
     core.wait(HOUR_NS - 1)
-    assert "t" in transactions.open
+    assert "t" in core.transactions.open
     core.kill()
-    transactions = core.broker.transactions
-    transactions.on_abandoned = lambda transaction, why: abandoned.append((transaction.id, why))
+    core.transactions.on_abandoned = note
     core.wait(HOUR_NS + 1)
     assert abandoned == [
         ("t", "nothing was heard of it for 3600 s, so its producer does it all again")
     ]
-    assert not transactions.open
-    assert transactions.half is not None
-    assert not transactions.half.held
-    assert stored(core) == []
+    assert not core.transactions.open
+    assert core.transactions.half is not None
+    assert not core.transactions.half.held
+    assert core.stored() == []
     # It is no outcome for its number.
     stage(core, "u", 1, b"anew")
-    transactions.commit("u")
-    assert stored(core) == [b"anew"]
+    core.transactions.commit("u")
+    assert core.stored() == [b"anew"]
 
 
 def test_a_prepared_transaction_is_not_rolled_back_by_its_age(core: Core) -> None:
-    transactions = core.broker.transactions
-    transactions.begin("t", "", SECOND_NS, CommitSequence("job", 1), is_disposable=True)
-    transactions.add("t", "b", 0, "t", [b"one"])
-    transactions.prepare("t", {"b": 1})
+    core.transactions.begin("t", "", SECOND_NS, CommitSequence("job", 1), is_disposable=True)
+    core.transactions.add("t", "b", 0, "t", [b"one"])
+    core.transactions.prepare("t", {"b": 1})
     for _ in range(20):
         core.wait(60 * SECOND_NS)
-    assert transactions.state("t") is TransactionState.SET_ASIDE
-    transactions.commit("t")
-    assert stored(core) == [b"one"]
+    assert core.transactions.state("t") is TransactionState.SET_ASIDE
+    core.transactions.commit("t")
+    assert core.stored() == [b"one"]
 
 
 @pytest.mark.parametrize(
@@ -163,26 +143,25 @@ def test_sequences_that_no_transaction_can_have(
     core: Core, sequence: CommitSequence, error_text: str
 ) -> None:
     with pytest.raises(BadTransaction, match=error_text):
-        core.broker.transactions.begin("t", sequence=sequence)
-    assert not core.broker.transactions.open
+        core.transactions.begin("t", sequence=sequence)
+    assert not core.transactions.open
 
 
 def test_a_series_in_use_is_not_forgotten_for_another() -> None:
     core = Core(transactions=TransactionLimits(max_series=2, remembered_ns=10 * HOUR_NS))
-    transactions = core.broker.transactions
     for name in ("a", "b"):
         stage(core, name, 1, b"x", series=name)
-        transactions.commit(name)
+        core.transactions.commit(name)
         core.wait(HOUR_NS)
     with pytest.raises(LimitReached, match=r"2 had a commit within.*raise --transaction-series"):
-        transactions.begin("c", sequence=CommitSequence("c", 1))
+        core.transactions.begin("c", sequence=CommitSequence("c", 1))
     stage(core, "a2", 2, b"x", series="a")
-    transactions.commit("a2")
+    core.transactions.commit("a2")
     core.wait(10 * HOUR_NS - 1)
     # The one that was not heard of for longest goes: b.
     stage(core, "c", 1, b"x", series="c")
-    transactions.commit("c")
-    remembered = {name for name in "abc" if transactions.series.last(name) is not None}
+    core.transactions.commit("c")
+    remembered = {name for name in "abc" if core.transactions.series.last(name) is not None}
     assert remembered == {"a", "c"}
 
 
@@ -198,15 +177,15 @@ def test_packing() -> None:
 
 
 def test_delayed_messages_wait_from_the_commit_on(core: Core) -> None:
-    transactions = core.broker.transactions
     client = core.client("t", "c").ready(10)
     now_ns = core.clock.now_ns
-    transactions.begin("d")
+    core.transactions.begin("d")
     times = [(0, 1), (now_ns + 90 * SECOND_NS, 2), (now_ns + 5 * HOUR_NS, 1)]
-    transactions.add("d", "b", 0, "t", [b"now", b"soon", b"too", b"later"], [(2, b"")], -1, times)
+    bodies = [b"now", b"soon", b"too", b"later"]
+    core.transactions.add("d", "b", 0, "t", bodies, [(2, b"")], -1, times)
     core.wait(100 * SECOND_NS)
     assert client.bodies == []
-    transactions.commit("d")
+    core.transactions.commit("d")
     # Two were due before they were committed.
     assert client.bodies == [b"now", b"soon", b"too"]
     core.kill()
@@ -215,42 +194,40 @@ def test_delayed_messages_wait_from_the_commit_on(core: Core) -> None:
     core.wait(5 * HOUR_NS)
     core.wait(SECOND_NS)
     assert client.bodies[-1] == b"later"
-    assert stored(core) == [b"now", b"soon", b"too", b"later"]
+    assert core.stored() == bodies
 
 
 def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
     core = Core(transactions=TransactionLimits(max_batches=3), max_delayed=2)
-    transactions = core.broker.transactions
     later_ns = core.clock.now_ns + HOUR_NS
-    transactions.begin("d")
+    core.transactions.begin("d")
     four = [(later_ns + n, 1) for n in range(4)]
     with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
-        transactions.add("d", "b", 0, "t", [b"x"] * 4, (), -1, four)
-    transactions.add("d", "b", 0, "t", [b"x"] * 3, (), -1, four[:3])
+        core.transactions.add("d", "b", 0, "t", [b"x"] * 4, (), -1, four)
+    core.transactions.add("d", "b", 0, "t", [b"x"] * 3, (), -1, four[:3])
     with pytest.raises(LimitReached, match="--max-delayed-messages is 2"):
-        transactions.commit("d")
-    assert transactions.state("d") is TransactionState.OPEN
+        core.transactions.commit("d")
+    assert core.transactions.state("d") is TransactionState.OPEN
     core.kill()
     with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
-        core.broker.transactions.add("d", "b", 1, "t", [b"x"])
+        core.transactions.add("d", "b", 1, "t", [b"x"])
 
 
 def test_a_silent_attempt_is_rolled_back_when_the_next_begins(core: Core) -> None:
     """A job that fails at one row is started again and again, and never comes to a commit."""
-    transactions = core.broker.transactions
     for turn in range(5):
         stage(core, f"try {turn}", 3, b"x" * 100)
-        assert list(transactions.open) == [f"try {turn}"]
+        assert list(core.transactions.open) == [f"try {turn}"]
         core.wait(60 * SECOND_NS)
     stage(core, "other", 3, b"y", series="another job")
     core.wait(30 * SECOND_NS)
-    transactions.add("try 4", "b", 1, "t", [b"it lives"])
+    core.transactions.add("try 4", "b", 1, "t", [b"it lives"])
     core.wait(59 * SECOND_NS)
     stage(core, "try 5", 3, b"x")
     stage(core, "later", 9, b"x")
-    transactions.begin("none of theirs", "", HOUR_NS, is_disposable=True)
+    core.transactions.begin("none of theirs", "", HOUR_NS, is_disposable=True)
     core.wait(60 * SECOND_NS)
     stage(core, "try 6", 4, b"x")
-    assert list(transactions.open) == ["other", "later", "none of theirs", "try 6"]
+    assert list(core.transactions.open) == ["other", "later", "none of theirs", "try 6"]
     with pytest.raises(TransitionRefused, match="rolled-back"):
-        transactions.commit("try 5", {"b": 1}, CommitSequence("job", 3))
+        core.transactions.commit("try 5", {"b": 1}, CommitSequence("job", 3))
