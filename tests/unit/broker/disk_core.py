@@ -9,6 +9,7 @@ from tests.unit.broker.core import Client, Core
 
 from martlet.broker.recovery.restore import restore
 from martlet.broker.recovery.trace_search import Search
+from martlet.broker.retention.history import Watermarks
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
@@ -17,11 +18,14 @@ SEGMENT_BYTES = 1 << 16
 
 
 class DiskCore(Core):
-    """A core on a real folder, which others can look at."""
+    """A core on a real folder, which others can look at. Its history stays however full the disk
+    of the machine is.
+    """
 
     def __init__(self, path: Path, **options: object) -> None:
         self.path = path
-        super().__init__(segment_bytes=SEGMENT_BYTES, traces=True, **options)
+        marks = Watermarks(0, 0)
+        super().__init__(segment_bytes=SEGMENT_BYTES, traces=True, watermarks=marks, **options)
 
     def _open(self) -> None:
         self.disk = DiskStorage(self.path)
@@ -40,8 +44,7 @@ class DiskCore(Core):
         return Search(Folder(self.path), topic=topic)
 
     def keyed(self, topic: str, body: bytes, key: str) -> None:
-        self.broker.topic(topic).stage([body], 0, [(0, Properties(keys=(key,)).pack())])
-        self.broker.commit()
+        self.send(topic, Properties(keys=(key,)), body)
 
     def consumed(self, topic: str, channel: str = "c") -> Client:
         """A consumer that has finished all there is."""
