@@ -161,8 +161,12 @@ class Core:
         self.broker.transfers.waits_for_flush = self.waits_for_flush
         self.broker.run()
 
-    def kill(self, *, power: bool = False) -> None:
-        """Kill the broker, or cut the power, and start it again."""
+    def kill(self, *, power: bool = False, journaled: bool = False) -> None:
+        """Kill the broker, or cut the power, and start it again; once its journal is written or at
+        any moment.
+        """
+        if journaled:
+            self.broker.write_journal()
         self.storage = self.storage.crash(power=power)
         self._open()
 
@@ -236,8 +240,8 @@ class Core:
 
     def stored(self, topic: str = "t") -> list[bytes]:
         """The bodies that are stored of a topic, in order; none where there is no such topic."""
-        found = self.broker.topics.get(topic)
-        return [] if found is None else bodies_of(self.broker, found)
+        is_there = topic in self.broker.topics
+        return bodies_of(self.broker, self.topic(topic)) if is_there else []
 
     def dead_letters(self, topic: str = "t.c.dead") -> list[tuple[bytes, Properties]]:
         """Bodies and properties of all that is stored in a dead-letter topic."""

@@ -88,8 +88,7 @@ def test_a_deferred_message_that_was_due_stays_due_over_starts_with_a_clock_behi
     defer(core, "deferred", core.clock.wall() + SECOND_NS)
     core.wait(2 * SECOND_NS)
     for _ in range(3):
-        core.broker.write_journal()
-        core.kill()
+        core.kill(journaled=True)
     client = core.client("t").ready(9)
     assert len(client.got) == 2
 

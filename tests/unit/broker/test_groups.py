@@ -62,8 +62,7 @@ def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["red"]})
     for number in range(8):
         core.publish("t", b"%d" % number)
-    topic.stage([b"red"], 0, [(0, Properties(tag="red").pack())])
-    core.broker.commit()
+    core.send("t", Properties(tag="red"), b"red")
     offset, steps = 0, 0
     while not (answer := fetched(core, channel, offset)).count:
         assert not answer.is_end
@@ -183,8 +182,7 @@ def test_messages_waiting_for_their_key_go_to_the_group_that_the_channel_becomes
         topic.configure_channel("g", ChannelPolicy(kind="offsets", order="key"))
     client = core.client("t", "g").ready(10)
     for number in range(4):
-        topic.stage([b"%d" % number], 0, [(0, Properties(order_key="k").pack())])
-        core.broker.commit()
+        core.send("t", Properties(order_key="k"), b"%d" % number)
     assert client.bodies == [b"0"]
     client.leave()
     topic.configure_channel("g", ChannelPolicy(kind="offsets"))

@@ -31,8 +31,7 @@ def test_entries_left_unwritten_are_written_the_next_time(core: Core) -> None:
     next(some)
     next(some)
     del some
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     assert finished(core) == CHANNELS
 
 
@@ -46,8 +45,7 @@ def test_cursors_that_move_meanwhile_are_written_the_next_time(core: Core) -> No
     pieces = sum(1 for _ in some)
     assert pieces < CHANNELS // 8
     assert late.dirty
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     assert finished(core) == CHANNELS
 
 
@@ -63,8 +61,7 @@ def test_a_refusal_in_the_middle_loses_nothing(core: Core, monkeypatch: pytest.M
         patched.setattr(CommitLog, "append_entries", refuse)
         with pytest.raises(WritesRefused):
             next(some)
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     assert finished(core) == CHANNELS
 
 

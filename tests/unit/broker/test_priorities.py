@@ -18,7 +18,6 @@ from tests.unit.broker.test_queues import Client
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.priority_turns import MAX_PASSED, TURN
 from martlet.broker.errors import QueuesRefused
-from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.queue_log import MAX_QUEUES
 from martlet.broker.topic.rewind import replay
 from martlet.properties.model import Properties
@@ -45,14 +44,6 @@ def drain(client: Client, count: int) -> list[bytes]:
         seen.append(message.body)
         client.finish(message)
     return seen
-
-
-def test_higher_priorities_come_first_and_each_keeps_its_order(core: Core) -> None:
-    for priority in (4, 0, 9, 5):
-        publish(core.broker, priority, *numbered(priority, 20))
-    client = Client(core).ready(1)
-    seen = drain(client, 80)
-    assert seen == [*numbered(9, 20), *numbered(5, 20), *numbered(4, 20), *numbered(0, 20)]
 
 
 def test_a_topic_of_one_priority_has_one_queue(core: Core) -> None:
@@ -164,7 +155,7 @@ def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others(core:
     publish(core.broker, 4, b"plain")
     core.topic().channel("c")
     publish(core.broker, 4, b"last")
-    core.topic().configure_channel("c", ChannelPolicy.read({"tags": ["red"]}))
+    core.configure(tags=["red"])
     client = Client(core).ready(1)
     assert not client.got
     assert core.topic().channels["c"].all_queues.in_flight_count == 0
@@ -192,8 +183,7 @@ def test_priorities_survive_a_restart(core: Core) -> None:
     core.broker.topic("t").channel("c")
     for priority in (0, 9, 4):
         publish(core.broker, priority, *numbered(priority, 10))
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     assert sorted(core.topic().by_priority) == [0, 9]
     assert drain(Client(core).ready(1), 30) == [
         *numbered(9, 10),
@@ -315,10 +305,9 @@ def test_a_timed_out_message_comes_again_before_lower_ones(core: Core) -> None:
 
 
 def test_a_key_that_a_deletion_frees_comes_before_lower_priorities(core: Core) -> None:
-    topic = core.broker.topic("t")
-    topic.channel("c")
+    core.configure(order="key")
+    topic = core.topic()
     urgent = core.broker.queue_of_priority(topic, 9)
-    topic.configure_channel("c", ChannelPolicy.read({"order": "key"}))
     key = Properties(order_key="k").pack()
     urgent.stage([b"first", b"second"], 0, [(0, key), (1, key)])
     core.broker.commit()

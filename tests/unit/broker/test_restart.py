@@ -399,8 +399,7 @@ def test_a_flush_that_fails_on_a_full_disk_leaves_its_note_all_the_same(core: Co
     fail_to_flush(core)
     assert "start the broker again" in core.broker.health
     core.kill()
-    core.flush()
-    core.kill(power=True)
+    core.start_again("power")
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
@@ -422,8 +421,7 @@ def test_where_no_note_can_be_left_the_machine_is_to_be_started_again(
 def test_the_next_flush_covers_a_dropped_flush_job(core: Core) -> None:
     core.publish("t", b"1")
     core.broker.log.flush_job()
-    core.flush()
-    core.kill(power=True)
+    core.start_again("power")
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
@@ -431,8 +429,7 @@ def test_the_next_broker_flushes_the_writes_of_a_killed_one(core: Core) -> None:
     bodies = core.fill("t", 3)
     core.kill()
     assert core.broker.log.durable_position == 0
-    core.flush()
-    core.kill(power=True)
+    core.start_again("power")
     assert core.client("t").ready(1000).bodies == bodies
 
 
@@ -872,8 +869,7 @@ def test_a_full_log_leaves_the_segment_of_which_little_is_needed(kept_count: int
         assert core.broker.health == "OK"
         fill_up(core)
         assert len(client.got) - before > 80
-    core.flush()
-    core.kill(power=True)
+    core.start_again("power")
     left = core.client("t").ready(1 << 20)
     assert len(left.got) == len(client.got) - finished_count
 

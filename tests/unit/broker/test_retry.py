@@ -19,15 +19,6 @@ from martlet.properties.model import Properties
 MINUTE_NS = 60 * SECOND_NS
 
 
-def test_without_a_policy_a_message_comes_again_for_ever(core: Core) -> None:
-    client = core.client("t").ready(1)
-    core.publish("t", b"bad")
-    for attempt in range(100):
-        assert client.got[-1].attempts == attempt + 1
-        client.requeue(attempt)
-    assert list(core.broker.topics) == ["t"]
-
-
 def test_the_delays_of_rocketmq_are_the_default() -> None:
     assert DELAY_LEVELS_MS[2] == 10_000
     assert DELAY_LEVELS_MS[17] == 2 * 3600 * 1000
@@ -133,8 +124,7 @@ def test_errors_of_consumers_survive_a_restart(core: Core) -> None:
     core.publish("t", b"1")
     for attempt, error in enumerate(["first: \N{SNOWMAN}", "second" * 1000]):
         client.channel.requeue(client.consumer, client.offset(attempt), 0, error)
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     client = core.client("t").ready(1)
     client.channel.requeue(client.consumer, client.offset(0), 0, "third")
     core.broker.run()
@@ -149,8 +139,7 @@ def test_errors_of_consumers_survive_a_restart(core: Core) -> None:
 def test_a_rejected_message_is_dead_at_once_with_its_own_properties(core: Core) -> None:
     client = core.client("t").ready(1)
     own = Properties(tag="paid", keys=("o-17",), headers={"trace": "x" * 32_000})
-    core.broker.topic("t").stage([b"1"], 0, [(0, own.pack())])
-    core.broker.commit()
+    core.send("t", own, b"1")
     client.channel.reject(
         client.consumer, client.offset(0), DeadLetterReason.REJECTED, "no such account"
     )
@@ -391,8 +380,7 @@ def test_a_cycle_that_is_closed_later_and_after_a_restart_ends(core: Core) -> No
     core.channel("b", "c")
     core.publish("a", b"bad")
     assert reject_all(core, "a") == ["a"]
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     core.configure("b", dead_letter_topic="a")
     core.publish("b", b"new")
     assert reject_all(core, "a", "b") == ["b", "b", "a"]

@@ -60,8 +60,7 @@ def test_one_that_has_ended_is_not_kept_until_it_would_have_been_asked_about(gro
         core.transactions.begin(f"t{number}", group, day_ns)
         core.transactions.rollback(f"t{number}")
     assert core.transactions.check_back.waiting_count < 200
-    core.clock.advance(day_ns)
-    core.broker.run()
+    core.wait(day_ns)
     assert core.transactions.state("stays") is S.SILENT
 
 

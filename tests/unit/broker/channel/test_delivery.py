@@ -155,29 +155,6 @@ def test_a_channel_takes_as_many_consumers_as_it_may() -> None:
     core.client("t")
 
 
-def test_ephemeral_channels_and_topics_go_with_their_last_consumer(core: Core) -> None:
-    client = core.client("t#ephemeral", "c#ephemeral").ready(1)
-    topic = core.topic("t#ephemeral")
-    client.leave()
-    core.broker.left(topic, client.channel)
-    assert "t#ephemeral" not in core.broker.topics
-    kept = core.client("t", "c#ephemeral")
-    kept.leave()
-    core.broker.left(core.topic(), kept.channel)
-    assert core.topic().channels == {}
-
-
-def test_an_ephemeral_topic_goes_with_its_last_channel_however_that_goes(core: Core) -> None:
-    client = core.client("t#ephemeral", "c")
-    topic = core.topic("t#ephemeral")
-    core.channel("t#ephemeral", "other")
-    core.broker.delete_channel(topic, "other")
-    assert core.broker.topics == {"t#ephemeral": topic}
-    core.broker.delete_channel(topic, "c")
-    assert client.closed
-    assert core.broker.topics == {}
-
-
 def test_names_are_checked_and_looked_up(core: Core) -> None:
     for bad in ("", "a b", "a" * 65, "a#b", "ü"):
         with pytest.raises(NameRefused):

@@ -6,21 +6,16 @@ import pytest
 from tests.unit.broker.core import Core
 from tests.unit.broker.test_queues import Client
 
-from martlet.broker.policy import ChannelPolicy
 from martlet.properties.model import Properties
 
 
 def _ordered(order: str, *, with_priorities: bool) -> Core:
     """A core with a channel of two messages with one key, and a topic of one or two queues."""
     core = Core()
-    topic = core.broker.topic("t")
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy.read({"order": order}))
+    core.configure(order=order)
     if with_priorities:
-        core.broker.queue_of_priority(topic, 9)
-    key = Properties(order_key="k").pack()
-    assert topic.stage([b"1", b"2"], 0, [(0, key), (1, key)]).error is None
-    core.broker.commit()
+        core.broker.queue_of_priority(core.topic(), 9)
+    assert core.send("t", Properties(order_key="k"), b"1", b"2").error is None
     return core
 
 

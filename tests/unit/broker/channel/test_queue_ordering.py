@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.broker.test_queues import Client as ManyQueuesClient
 
 from martlet.broker.errors import NotInFlight
-from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retry import Cause, DeadLetterReason
 
 TIMEOUT_NS = 10 * SECOND_NS
 
 
-def _core(**policy: object) -> Core:
+def _core(**policy: Any) -> Core:
     """A core with ten messages in a topic whose channel is ordered by queue."""
     core = Core()
-    topic = core.broker.topic("t")
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy.read({"order": "queue"} | policy))
+    core.configure(order="queue", **policy)
     core.publish("t", *(b"%d" % number for number in range(10)))
     return core
 
@@ -165,8 +164,7 @@ def test_a_message_that_waits_for_a_handler_has_not_failed_though_a_later_one_ha
     core = Core()
     core.broker.set_queues("t", 2)
     topic = core.topic()
-    topic.channel("c")
-    topic.configure_channel("c", ChannelPolicy.read({"order": "queue", "max_attempts": 1}))
+    core.configure(order="queue", max_attempts=1)
     client = ManyQueuesClient(core, timeout_ns=TIMEOUT_NS)
     client.consumer.progress.says_started = client.consumer.progress.in_order = True
     for queue in range(2):

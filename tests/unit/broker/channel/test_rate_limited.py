@@ -13,20 +13,13 @@ from martlet.broker.policy import BadPolicy
 MILLISECOND_NS = SECOND_NS // 1000
 
 
-def limit(core: Core, topic: str, **changes: object) -> None:
-    """Set the policy of channel c."""
-    target = core.broker.topic(topic)
-    channel = target.channel("c")
-    target.configure_channel("c", channel.policy.configured(changes))
-
-
 def rising(client: Client) -> list[int]:
     return [int(body) for body in client.bodies]
 
 
 def test_a_channel_delivers_a_burst_and_then_its_rate(core: Core) -> None:
     client = core.client("t").ready(1000)
-    limit(core, "t", rate_per_s=10, rate_burst=3)
+    core.configure("t", rate_per_s=10, rate_burst=3)
     core.publish("t", *[b"%d" % n for n in range(50)])
     assert rising(client) == [0, 1, 2]
     for count in range(4, 10):
@@ -39,7 +32,7 @@ def test_a_channel_delivers_a_burst_and_then_its_rate(core: Core) -> None:
 
 def test_finished_messages_bring_no_more_than_the_rate(core: Core) -> None:
     client = core.client("t").ready(5)
-    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.configure("t", rate_per_s=10, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(50)])
     for count in range(1, 5):
         assert len(client.got) == count
@@ -50,7 +43,7 @@ def test_finished_messages_bring_no_more_than_the_rate(core: Core) -> None:
 
 def test_single_messages_are_limited_too(core: Core) -> None:
     client = core.client("t").ready(1000)
-    limit(core, "t", rate_per_s=10, rate_burst=2)
+    core.configure("t", rate_per_s=10, rate_burst=2)
     for n in range(5):
         core.publish("t", b"%d" % n)
     assert rising(client) == [0, 1]
@@ -61,7 +54,7 @@ def test_single_messages_are_limited_too(core: Core) -> None:
 
 def test_redeliveries_count(core: Core) -> None:
     client = core.client("t").ready(10)
-    limit(core, "t", rate_per_s=10, rate_burst=2)
+    core.configure("t", rate_per_s=10, rate_burst=2)
     core.publish("t", b"0", b"1", b"2")
     client.requeue(0)
     assert rising(client) == [0, 1]
@@ -72,7 +65,7 @@ def test_redeliveries_count(core: Core) -> None:
 
 def test_consumers_share_the_rate(core: Core) -> None:
     clients = [core.client("t").ready(100) for _ in range(2)]
-    limit(core, "t", rate_per_s=100, rate_burst=10)
+    core.configure("t", rate_per_s=100, rate_burst=10)
     core.publish("t", *[b"%d" % n for n in range(500)])
     for _ in range(100):
         core.wait(10 * MILLISECOND_NS)
@@ -84,7 +77,7 @@ def test_consumers_share_the_rate(core: Core) -> None:
 @pytest.mark.parametrize("order", ["key", "queue"])
 def test_an_ordered_channel_is_limited(core: Core, order: str) -> None:
     client = core.client("t").ready(100)
-    limit(core, "t", rate_per_s=10, rate_burst=1, order=order)
+    core.configure("t", rate_per_s=10, rate_burst=1, order=order)
     core.publish("t", *[b"%d" % n for n in range(5)])
     for count in range(1, 6):
         assert rising(client) == list(range(count))
@@ -97,7 +90,7 @@ def test_an_ordered_channel_is_limited(core: Core, order: str) -> None:
 def test_queues_share_the_rate_and_take_turns(core: Core) -> None:
     core.broker.set_queues("t", 4)
     taker = WholeClient(core)
-    limit(core, "t", rate_per_s=100, rate_burst=4)
+    core.configure("t", rate_per_s=100, rate_burst=4)
     for part in core.broker.topic("t").at_queues:
         part.stage([b"%d" % part.number] * 200)
     core.broker.commit()
@@ -116,7 +109,7 @@ def test_a_limited_channel_delivers_by_priority_and_starves_none(core: Core) -> 
     parts = {4: topic}
     for priority in (9, 1):
         parts[priority] = core.broker.queue_of_priority(topic, priority)
-    limit(core, "t", rate_per_s=100, rate_burst=1)
+    core.configure("t", rate_per_s=100, rate_burst=1)
     for priority, part in parts.items():
         part.stage([b"%d" % priority] * 1000)
     core.broker.commit()
@@ -132,7 +125,7 @@ def test_a_limited_channel_delivers_by_priority_and_starves_none(core: Core) -> 
 
 def test_the_rate_is_kept_by_a_restart(core: Core) -> None:
     client = core.client("t").ready(100)
-    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.configure("t", rate_per_s=10, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(5)])
     assert len(client.got) == 1
     core.kill()
@@ -146,7 +139,7 @@ def test_the_rate_is_kept_by_a_restart(core: Core) -> None:
 def test_queues_share_the_rate_after_a_restart(core: Core) -> None:
     core.broker.set_queues("t", 3)
     core.channel("t")
-    limit(core, "t", rate_per_s=10)
+    core.configure("t", rate_per_s=10)
     core.stop()
     parts = core.channel("t").at_queues
     assert len(parts) == 3
@@ -159,12 +152,12 @@ def test_queues_share_the_rate_after_a_restart(core: Core) -> None:
 
 def test_the_rate_changes_at_once(core: Core) -> None:
     client = core.client("t").ready(100)
-    limit(core, "t", rate_per_s=1, rate_burst=1)
+    core.configure("t", rate_per_s=1, rate_burst=1)
     core.publish("t", *[b"%d" % n for n in range(50)])
     assert len(client.got) == 1
-    limit(core, "t", rate_per_s=10, rate_burst=5)
+    core.configure("t", rate_per_s=10, rate_burst=5)
     assert len(client.got) == 6
-    limit(core, "t", rate_per_s=None, rate_burst=None)
+    core.configure("t", rate_per_s=None, rate_burst=None)
     assert len(client.got) == 50
     core.publish("t", b"50")
     assert len(client.got) == 51
@@ -172,7 +165,7 @@ def test_the_rate_changes_at_once(core: Core) -> None:
 
 def test_a_limit_keeps_no_alarm_where_nothing_waits(core: Core) -> None:
     client = core.client("t").ready(100)
-    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.configure("t", rate_per_s=10, rate_burst=1)
     core.publish("t", b"0", b"1")
     core.wait(100 * MILLISECOND_NS)
     client.finish()
@@ -183,7 +176,7 @@ def test_a_limit_keeps_no_alarm_where_nothing_waits(core: Core) -> None:
 
 def test_a_paused_or_deleted_channel_stays_silent(core: Core) -> None:
     client = core.client("t").ready(100)
-    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.configure("t", rate_per_s=10, rate_burst=1)
     core.publish("t", b"0", b"1", b"2")
     core.broker.topic("t").pause_channel("c", True)
     core.wait(SECOND_NS)
@@ -198,8 +191,8 @@ def test_a_paused_or_deleted_channel_stays_silent(core: Core) -> None:
 def test_bad_rates_are_refused(core: Core) -> None:
     core.channel("t")
     with pytest.raises(BadPolicy, match="rate_per_s must be a whole number from 0 to"):
-        limit(core, "t", rate_per_s=-1)
+        core.configure("t", rate_per_s=-1)
     with pytest.raises(BadPolicy, match="rate_burst must be a whole number"):
-        limit(core, "t", rate_burst=0.5)
+        core.configure("t", rate_burst=0.5)
     with pytest.raises(BadPolicy, match="is a group, whose members fetch at their own pace"):
-        limit(core, "t", kind="offsets", rate_per_s=5)
+        core.configure("t", kind="offsets", rate_per_s=5)

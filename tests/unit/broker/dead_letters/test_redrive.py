@@ -93,8 +93,7 @@ def test_a_redriven_message_goes_to_its_channel_only_and_starts_anew(crash: bool
     letter = all_letters(core)[1]
     assert back(core, letter) == [None]
     if crash:
-        core.broker.write_journal()
-        core.kill()
+        core.kill(journaled=True)
         client = core.client("t").ready(100)
         sibling = core.client("t", "sibling").ready(100)
         hidden = core.channel("t", "hidden")
@@ -154,8 +153,7 @@ def test_those_before_and_behind_a_letter_that_is_taken_stay_and_keep_their_orde
     listed = all_letters(core)
     purge(listed[3])
     back(core, listed[1])
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     assert keeper(core).depth == 4
     client = core.client("t.c.dead", CHANNEL).ready(10)
     assert sorted(client.bodies) == [b"0", b"2", b"4", b"5"]

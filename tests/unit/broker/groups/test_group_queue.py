@@ -29,8 +29,7 @@ def test_a_follower_is_where_its_reader_says_before_or_behind(core: Core) -> Non
     assert following(core).depth == 10
     assert following(core, 7).depth == 3
     assert following(core, 4).depth == 6
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     channel = core.channel("t", "spark")
     assert (channel.depth, channel.policy.kind) == (6, "follower")
     with pytest.raises(OutOfReach, match="offset 11 of topic 't', queue 0 is behind its end, 10"):

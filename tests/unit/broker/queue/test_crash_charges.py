@@ -131,12 +131,10 @@ def test_charges_outlive_the_broker(group: Group, end: str) -> None:
     wait_ms = group.as_rows()[1][2]
     assert 0 < wait_ms <= 1000
     group.queue.commit(6)
-    group.core.broker.write_journal()
-    group.core.kill()
+    group.core.kill(journaled=True)
     assert group.failures == {6: 2, 7: 1}
     group.queue.commit(50)
-    group.core.broker.write_journal()
-    group.core.kill()
+    group.core.kill(journaled=True)
     assert group.failures == {}
 
 

@@ -105,9 +105,7 @@ def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskC
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["eu"]})
     for number in range(6):
         tag = "us" if number == 2 else "eu"
-        entry = Properties(keys=(f"k{number}",), tag=tag).pack()
-        topic.stage([b"%d" % number], 0, [(0, entry)])
-    core.broker.commit()
+        core.send("t", Properties(keys=(f"k{number}",), tag=tag), b"%d" % number)
     till, other = member_of(channel, "till"), member_of(channel, "other")
     assert fetched(core, channel, 0, till, 4) == 5
     core.wait(SECOND_NS)
@@ -160,9 +158,7 @@ def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskC
     assert steps_of("k1") == back
     assert only(core.search().by_key("k1")).starts_ns == []
     channel = core.broker.topic("t").channels["g"]
-    entry = Properties(keys=("k6",), tag="eu").pack()
-    core.broker.topic("t").stage([b"in flight"], 0, [(0, entry)])
-    core.broker.commit()
+    core.send("t", Properties(keys=("k6",), tag="eu"), b"in flight")
     fetched(core, channel, 6, member_of(channel, "till"))
     core.broker.write_journal()
     core.wait(SECOND_NS)
@@ -221,9 +217,7 @@ def test_a_moved_message_is_found_by_its_earlier_id(core: DiskCore) -> None:
     core.channel("t")
     core.publish("t", b"other")
     before = "0123456789abcdef"
-    entry = Properties(system={"delayed": before}).pack()
-    core.broker.topic("t").stage([b"moved"], 0, [(0, entry)])
-    core.broker.commit()
+    core.send("t", Properties(system={"delayed": before}), b"moved")
     assert only(core.search().by_id(before.upper())).offset == 1
 
 

@@ -51,10 +51,6 @@ class Keeping(Core):
         client.leave()
         return client.bodies
 
-    def checkpoints(self, count: int = 3) -> None:
-        for _ in range(count):
-            self.checkpoint()
-
 
 def keeping(time_ns: int = HOUR_NS, bytes: int = 0, **options: Any) -> Keeping:
     return Keeping(retention=Retention(time_ns, bytes), **options)
@@ -68,20 +64,20 @@ def core() -> Keeping:
 def test_without_retention_nothing_is_kept_beyond_need() -> None:
     core = Keeping()
     bodies = core.finished("t", 6)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") > len(bodies) // 2
 
 
 def test_finished_messages_stay_for_the_retention_time_and_can_be_replayed(core: Keeping) -> None:
     bodies = core.finished("t", 6)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == 0
     assert core.again("t", 0) == bodies
     core.wait(HOUR_NS - 1)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == 0
     core.wait(1 + SECOND_NS)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") > len(bodies) // 2
     with pytest.raises(OutOfReach, match="was deleted"):
         replay(core.topic(), "c", {0: 0})
@@ -92,7 +88,7 @@ def test_each_segment_goes_when_its_own_time_has_come(core: Keeping) -> None:
     for _ in range(6):
         core.finished("t", 2)
         core.wait(HOUR_NS // 4)
-        core.checkpoints()
+        core.checkpoint(3)
         starts.append(core.start("t"))
     assert starts[:4] == [0, 0, 0, 0]
     assert 0 < starts[4] < starts[5]
@@ -105,7 +101,7 @@ def test_each_segment_goes_when_its_own_time_has_come(core: Keeping) -> None:
 def test_retention_bytes_are_kept_and_at_most_a_segment_more() -> None:
     core = keeping(bytes=3 * SEGMENT_BYTES)
     core.finished("t", 10)
-    core.checkpoints()
+    core.checkpoint(3)
     index = core.topic().queue.index
     rows = index.array(index.find(core.start("t")), index.end_row)
     kept = int(rows["length"].sum())
@@ -118,7 +114,7 @@ def test_unfinished_messages_stay_beyond_all_limits() -> None:
     core.channel("t")
     bodies = core.fill("t", 6)
     core.wait(HOUR_NS)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.client("t").ready(1 << 20).bodies == bodies
 
 
@@ -153,16 +149,16 @@ def test_a_policy_counts_at_once_and_after_a_restart() -> None:
     core.topic("kept").configure(TopicPolicy(retention_ms=DAY_MS))
     core.finished("kept", 5)
     core.finished("other", 5)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("kept") == 0
     assert core.start("other") > 0
     core.stop()
     core.finished("other", 5)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("kept") == 0
     core.kill()
     core.topic("kept").configure(TopicPolicy())
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("kept") > 0
 
 
@@ -174,7 +170,7 @@ def test_a_longer_retention_covers_messages_still_stored() -> None:
     job = begin_checkpoint(core.broker)
     assert job.free, "they would go"
     core.topic().configure(TopicPolicy(retention_ms=DAY_MS))
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == 0
     assert core.again("t", 0) == bodies
 
@@ -186,7 +182,7 @@ def test_each_queue_of_a_topic_keeps_its_share() -> None:
         topic.at_queues[number % 2].stage([b"." * 400])
         core.broker.commit()
     topic.empty()
-    core.checkpoints()
+    core.checkpoint(3)
     for part in topic.at_queues:
         index = part.queue.index
         rows = index.array(index.find(part.queue.start_offset), index.end_row)
@@ -195,7 +191,7 @@ def test_each_queue_of_a_topic_keeps_its_share() -> None:
 
 def test_no_history_is_kept_of_ephemeral_topics(core: Keeping) -> None:
     core.finished("t#ephemeral", 5)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t#ephemeral") > 0
 
 
@@ -211,7 +207,7 @@ def test_a_little_history_does_not_hold_the_segments_of_others() -> None:
         client.leave()
         core.finished("big", 2)
         core.checkpoint()
-    core.checkpoints(30)
+    core.checkpoint(30)
     assert len(core.broker.log.segments) <= 8, "of two dozen"
     assert core.again("small", 0) == small
 
@@ -254,13 +250,13 @@ def test_history_is_copied_only_when_the_disk_is_filling_up(filled_to: Filling) 
     core = keeping(0)
     core.broker.topic("small").configure(TopicPolicy(retention_ms=DAY_MS))
     small = mixed(core)
-    core.checkpoints(20)
+    core.checkpoint(20)
     assert len(core.broker.log.segments) >= 10, "a quarter of each is history: it is left in place"
     filled_to(core, 74)
-    core.checkpoints(20)
+    core.checkpoint(20)
     assert len(core.broker.log.segments) >= 10
     filled_to(core, 80)
-    core.checkpoints(20)
+    core.checkpoint(20)
     assert len(core.broker.log.segments) <= 7, "until it is no more than 75 % full"
     assert core.again("small", 0) == small
 
@@ -269,10 +265,10 @@ def test_above_the_second_mark_the_oldest_history_goes_before_its_time(
     core: Keeping, filled_to: Filling
 ) -> None:
     core.finished("t", 10)
-    core.checkpoints()
+    core.checkpoint(3)
     before = len(core.broker.log.segments)
     filled_to(core, 84)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == 0
     filled_to(core, 85.9)
     job = begin_checkpoint(core.broker)
@@ -282,7 +278,7 @@ def test_above_the_second_mark_the_oldest_history_goes_before_its_time(
     assert len(core.broker.log.segments) == before - 1
     assert core.storage.fill().percent <= 85
     start = core.start("t")
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == start, "no more than was asked for"
     assert len(core.again("t", start)) == core.topic().queue.end_offset - start
 
@@ -293,7 +289,7 @@ def test_nothing_unfinished_goes_however_full_the_disk_is(
     client = core.client("t").ready(1)
     bodies = core.fill("t", 8)
     filled_to(core, 99)
-    core.checkpoints()
+    core.checkpoint(3)
     client.finish(0)
     client.leave()
     assert core.client("t").ready(1 << 20).bodies == bodies[1:]
@@ -307,9 +303,9 @@ def test_a_pending_message_in_old_history_is_kept_where_the_history_goes(
     client.requeue(3, HOUR_NS)
     client.finish(*(n for n in range(len(client.got)) if n != 3))
     client.leave()
-    core.checkpoints()
+    core.checkpoint(3)
     filled_to(core, 95)
-    core.checkpoints(20)
+    core.checkpoint(20)
     assert len(core.broker.log.segments) < 10
     assert core.start("t") > 3
     core.wait(2 * HOUR_NS)
@@ -320,7 +316,7 @@ def test_marks_of_zero_mean_never(filled_to: Filling) -> None:
     core = keeping(watermarks=Watermarks(0, 0))
     core.finished("t", 8)
     filled_to(core, 99.9)
-    core.checkpoints()
+    core.checkpoint(3)
     assert core.start("t") == 0
 
 
@@ -347,8 +343,7 @@ def test_no_publish_is_refused_for_the_sake_of_history() -> None:
     start = core.start("t")
     assert 0 < start < len(bodies)
     assert core.again("t", start) == bodies[start:]
-    core.flush()
-    core.kill(power=True)
+    core.start_again("power")
     assert core.start("t") >= start
     assert not core.lost
 
@@ -422,7 +417,7 @@ def test_above_the_third_mark_no_segment_is_begun_for_messages(filled_to: Fillin
 
 def test_time_alone_frees_space_on_an_idle_broker(core: Keeping) -> None:
     core.finished("t", 5)
-    core.checkpoints()
+    core.checkpoint(3)
     assert not history_makes_room(core.broker)
     core.wait(HOUR_NS + SECOND_NS)
     begin_checkpoint(core.broker)

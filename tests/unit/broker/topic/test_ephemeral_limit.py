@@ -101,9 +101,7 @@ def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(
     topic.configure_channel("c#ephemeral", replace(channel.policy, order=order))
     client.ready(3)
     for number in range(1000):
-        key = Properties(order_key=f"{number % 7}").pack()
-        topic.stage([b"%d" % number], properties=[(0, key)])
-        core.broker.commit()
+        core.send("t", Properties(order_key=f"{number % 7}"), b"%d" % number)
         assert channel.depth <= MAX
     held = channel.in_flight_count
     assert len(client.got) == held <= 3

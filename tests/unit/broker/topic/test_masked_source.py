@@ -91,8 +91,7 @@ def test_other_channels_of_the_topic_see_everything() -> None:
 def test_messages_below_the_cursor_are_delivered_again_with_their_attempts() -> None:
     core, channel = stored(50, (60, END))
     channel.deliver_again({3: 4, 7: 0})
-    core.broker.write_journal()
-    core.kill()
+    core.kill(journaled=True)
     client = core.client("t").ready(1000)
     assert {(m.body, m.attempts) for m in client.got if int(m.body) < 50} == {(b"3", 5), (b"7", 1)}
     assert sorted(client.bodies) == sorted([b"3", b"7", *bodies((50, 60))])

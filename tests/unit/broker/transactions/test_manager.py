@@ -24,7 +24,9 @@ S = TransactionState
 
 
 def add(core: Core, id: str, topic: str, *bodies: bytes) -> None:
-    """Add a batch, numbered as the next one of branch b."""
+    """Add a batch, numbered as the next one of branch b, to a transaction that may be new."""
+    if id not in core.transactions.open:
+        core.transactions.begin(id)
     branch = core.transactions.open[id].branches.get("b")
     number = 0 if branch is None else len(branch.batches)
     core.transactions.add(id, "b", number, topic, list(bodies))
@@ -38,7 +40,6 @@ def test_no_message_is_delivered_before_all_are_there(core: Core) -> None:
             seen.append(core.topic("b").queue.end_offset)
 
     Watching(core.channel("a"), SECOND_NS).ready(1)
-    core.transactions.begin("t")
     add(core, "t", "a", b"first")
     add(core, "t", "b", b"last")
     core.transactions.commit("t")
@@ -174,8 +175,7 @@ def test_producers_are_asked_after_6_s_and_then_every_30_s_and_then_a_person(cor
         due_ns = core.broker.run()
         if due_ns is None:
             break
-        core.clock.advance(max(0, due_ns - core.clock.now_ns))
-        core.broker.run()
+        core.wait(max(0, due_ns - core.clock.now_ns))
         if core.transactions.take_due("billing"):
             times.append((core.clock.now_ns - start_ns) // SECOND_NS)
         if core.transactions.state("t") is S.SET_ASIDE:
@@ -245,7 +245,6 @@ def test_without_a_group_a_person_is_asked(core: Core) -> None:
 
 def test_a_transaction_is_moved_aside_when_there_is_space() -> None:
     core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=1))
-    core.transactions.begin("t")
     add(core, "t", "orders", b"one")
     core.broker.settings.max_topics = 1
     core.broker.topic("other")
@@ -335,7 +334,6 @@ def test_half_messages_keep_their_own_segments_and_no_others(core: Core) -> None
 
 def test_a_full_disk_refuses_and_leaves_all_as_it_was(core: Core) -> None:
     core.broker.topic("orders").channel("kept")
-    core.transactions.begin("t")
     add(core, "t", "orders", b"x" * 3000)
     core.storage.capacity_bytes = core.storage.used_bytes + 100
     with pytest.raises(WritesRefused, match="disk is full"):
@@ -474,7 +472,6 @@ def test_a_commit_holds_though_its_segment_was_freed_before_a_checkpoint(
     core: Core,
 ) -> None:
     Eviction(core.broker, core.flush_now)
-    core.transactions.begin("t")
     add(core, "t", "orders", b"one")
     core.checkpoint()
     core.transactions.commit("t", {"b": 1})
@@ -492,7 +489,6 @@ def test_a_commit_holds_though_its_segment_was_freed_before_a_checkpoint(
 
 def test_a_full_disk_that_drops_the_oldest_drops_no_part_of_a_transaction(core: Core) -> None:
     Eviction(core.broker, core.flush_now)
-    core.transactions.begin("t")
     add(core, "t", "orders", b"x" * 1000)
     core.storage.capacity_bytes = core.storage.used_bytes + 4 * core.segment_bytes
     core.fill("filling", 12)
