@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.wire import channels_of, http_now, until
+from tests.interop.broker.consuming import take, visit
 
 from martlet.client import Consumer, Producer, PullConsumer, SubscribeRefused, sync
 from martlet.client.admin import Admin
@@ -37,32 +37,13 @@ async def send(address: str, topic: str = "t") -> None:
         await producer.publish(topic, b"without headers")
 
 
-async def take(consumer: Consumer, count: int) -> list[bytes]:
-    bodies = []
-    async for message in consumer:
-        bodies.append(message.body)
-        message.finish()
-        if len(bodies) == count:
-            break
-    return bodies
-
-
-async def channel_stats(http_address: str) -> dict[str, Any]:
-    def read() -> Any:
-        with urllib.request.urlopen(f"http://{http_address}/stats?format=json&topic=t") as answer:
-            return json.load(answer)["topics"][0]["channels"][0]
-
-    answer: dict[str, Any] = await asyncio.to_thread(read)
-    return answer
-
-
 async def until_finished(http_address: str) -> dict[str, Any]:
-    async with asyncio.timeout(50):
-        while True:
-            stats = await channel_stats(http_address)
-            if not stats["depth"] and not stats["in_flight_count"]:
-                return stats
-            await asyncio.sleep(0.02)
+    async def is_finished() -> bool:
+        stats = (await channels_of(http_address))["t", "c"]
+        return not stats["depth"] and not stats["in_flight_count"]
+
+    await until(is_finished)
+    return (await channels_of(http_address))["t", "c"]
 
 
 @pytest.mark.parametrize("order", [None, "key"])
@@ -79,8 +60,7 @@ async def test_a_consumer_gets_what_its_filter_accepts(broker: Broker, order: An
 async def test_a_filter_outlives_a_kill_and_the_lost_cursor(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as process:
         address = process.tcp_address
-        async with Consumer("t", "c", address, filter=IN_EUROPE):
-            pass
+        await visit(Consumer("t", "c", address, filter=IN_EUROPE))
         await send(address)
         await asyncio.to_thread(process.kill)
         await asyncio.to_thread(process.start)
@@ -95,17 +75,14 @@ async def test_consumers_of_a_channel_have_one_filter(
 ) -> None:
     address = broker.tcp_address
     async with Consumer("t", "c", address, filter="region = 'eu'"):
-        async with Consumer("t", "c", address, filter=" region = 'eu' "):
-            pass
+        await visit(Consumer("t", "c", address, filter=" region = 'eu' "))
         with pytest.raises(
             SubscribeRefused,
             match=r"CONFLICT .* has filter=region = 'eu', and .* wants filter=region = 'us'; a"
             r" consumer has set that",
         ):
-            async with Consumer("t", "c", address, filter="region = 'us'"):
-                pass
-    async with Consumer("t", "c", address, filter="region = 'us'"):
-        pass
+            await visit(Consumer("t", "c", address, filter="region = 'us'"))
+    await visit(Consumer("t", "c", address, filter="region = 'us'"))
     assert "the filter of channel c of topic t changed from region = 'eu' to region = 'us'" in (
         caplog.text
     )
@@ -113,21 +90,14 @@ async def test_consumers_of_a_channel_have_one_filter(
         answers = await admin.channels.configure("t", "c", filter="region = 'asia'")
         assert list(answers.values.values()) == [{"filter": "region = 'asia'"}]
     with pytest.raises(SubscribeRefused, match="an operator has set that"):
-        async with Consumer("t", "c", address, filter="region = 'us'"):
-            pass
+        await visit(Consumer("t", "c", address, filter="region = 'us'"))
 
 
 async def test_a_group_has_one_filter_and_commits_what_it_skips(broker: Broker) -> None:
     address = broker.tcp_address
     await send(address)
     async with PullConsumer("t", "g", address, start="first", filter=IN_EUROPE) as consumer:
-        bodies = []
-        async for message in consumer:
-            bodies.append(message.body)
-            message.finish()
-            if len(bodies) == 2:
-                break
-        assert bodies == WANTED
+        assert await take(consumer, 2) == WANTED
         async with asyncio.timeout(50):
             while consumer.position(0) < 7:  # noqa: ASYNC110, a fetch moves it
                 await asyncio.sleep(0.01)
@@ -135,10 +105,8 @@ async def test_a_group_has_one_filter_and_commits_what_it_skips(broker: Broker) 
         async with Admin([broker.http_address]) as admin:
             (group,) = (await admin.groups.describe("t", "g")).values.values()
         assert (group.filter, group.lag) == (IN_EUROPE, 0)
-        other = PullConsumer("t", "g", address, start="first", filter="region = 'us'")
         with pytest.raises(SubscribeRefused, match="wants filter=region = 'us'"):
-            async with other:
-                pass
+            await visit(PullConsumer("t", "g", address, start="first", filter="region = 'us'"))
 
 
 def test_redelivered_delayed_and_replayed_messages_are_filtered_too() -> None:
@@ -161,9 +129,7 @@ def test_redelivered_delayed_and_replayed_messages_are_filtered_too() -> None:
             }
             for message in again:
                 message.finish()
-        url = f"http://{process.http_address}/channel/replay?topic=t&channel=c&beginning=true"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST")):
-            pass
+        http_now(process.http_address, "/channel/replay?topic=t&channel=c&beginning=true", b"")
         with sync.Consumer("t", "c", address) as consumer:
             replayed = [next(iter(consumer)) for _ in range(2)]
             assert [message.body for message in replayed] == [b"eu", b"late eu"]

@@ -96,72 +96,68 @@ async def test_handlers_that_fail_keep_the_order(
         assert channel.depth == channel.in_flight_count == channel.deferred_count == 0
 
 
-async def test_one_message_of_a_queue_is_out_while_an_application_iterates() -> None:
-    async with Broker() as broker:
-        fill(broker)
-        handled = Handled()
-        async with Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
-            first = [await anext(consumer) for _ in range(QUEUES)]
-            assert {message.body for message in first} == {b"0 0", b"1 0", b"2 0"}
-            for message in first:
-                handled.handle(message)
+async def test_one_message_of_a_queue_is_out_while_an_application_iterates(broker: Broker) -> None:
+    fill(broker)
+    handled = Handled()
+    async with Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
+        first = [await anext(consumer) for _ in range(QUEUES)]
+        assert {message.body for message in first} == {b"0 0", b"1 0", b"2 0"}
+        for message in first:
+            handled.handle(message)
+            message.finish()
+        async for message in consumer:
+            if handled.handle(message):
                 message.finish()
-            async for message in consumer:
+            else:
+                message.requeue()
+            if handled.is_all.is_set():
+                break
+
+
+async def test_a_batch_has_one_message_of_each_queue(broker: Broker) -> None:
+    fill(broker)
+    handled = Handled()
+    async with Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
+        async for batch in consumer.batches():
+            assert len(batch) <= QUEUES
+            good = [handled.handle(SimpleNamespace(body=body)) for body in batch.bodies]
+            if any(good):
+                await batch.finish(good)
+            if not all(good):
+                await batch.requeue()
+            if handled.is_all.is_set():
+                break
+
+
+async def test_a_consumer_of_threads_keeps_the_order(broker: Broker) -> None:
+    fill(broker)
+    handled = Handled()
+
+    def consume() -> None:
+        with sync.Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
+            for message in consumer:
                 if handled.handle(message):
                     message.finish()
                 else:
                     message.requeue()
-                if handled.is_all.is_set():
-                    break
+                if sum(map(len, handled.of.values())) == QUEUES * EACH:
+                    return
+
+    await asyncio.to_thread(consume)
 
 
-async def test_a_batch_has_one_message_of_each_queue() -> None:
-    async with Broker() as broker:
-        fill(broker)
-        handled = Handled()
+async def test_what_a_closed_consumer_had_goes_to_the_next_in_order(broker: Broker) -> None:
+    fill(broker)
+    handled = Handled()
+    while not handled.is_all.is_set():
         async with Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
-            async for batch in consumer.batches():
-                assert len(batch) <= QUEUES
-                good = [handled.handle(SimpleNamespace(body=body)) for body in batch.bodies]
-                if any(good):
-                    await batch.finish(good)
-                if not all(good):
-                    await batch.requeue()
+            for _ in range(10):
+                message = await anext(consumer)
+                if not handled.handle(message):
+                    break  # It is left unanswered.
+                message.finish()
                 if handled.is_all.is_set():
                     break
-
-
-async def test_a_consumer_of_threads_keeps_the_order() -> None:
-    async with Broker() as broker:
-        fill(broker)
-        handled = Handled()
-
-        def consume() -> None:
-            with sync.Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
-                for message in consumer:
-                    if handled.handle(message):
-                        message.finish()
-                    else:
-                        message.requeue()
-                    if sum(map(len, handled.of.values())) == QUEUES * EACH:
-                        return
-
-        await asyncio.to_thread(consume)
-
-
-async def test_what_a_closed_consumer_had_goes_to_the_next_in_order() -> None:
-    async with Broker() as broker:
-        fill(broker)
-        handled = Handled()
-        while not handled.is_all.is_set():
-            async with Consumer("t", "c", broker.tcp_address, order="queue") as consumer:
-                for _ in range(10):
-                    message = await anext(consumer)
-                    if not handled.handle(message):
-                        break  # It is left unanswered.
-                    message.finish()
-                    if handled.is_all.is_set():
-                        break
 
 
 class Frames:
@@ -194,28 +190,29 @@ async def _subscribed(broker: Broker, *, in_order: bool) -> Frames:
     return Frames(connection)
 
 
-async def test_only_a_client_that_asks_for_it_gets_several_messages_and_recalls() -> None:
-    async with Broker() as broker:
-        fill(broker, order="queue")
-        base = broker.server.broker.topics["t"].queue.id_base
-        plain = await _subscribed(broker, in_order=False)
-        plain.connection.write(commands.ready(30))
-        await plain.until(QUEUES)
-        assert sorted(map(str, plain.got)) == [str(b"%d 0" % queue) for queue in range(QUEUES)]
-        assert plain.connection.id_base is None
-        topic = broker.server.broker.topics["t"]
-        ids = [part.queue.message_id(0) for part in topic.at_queues]
-        plain.connection.write(commands.ready(0) + commands.finish(ids))
-        plain.connection.close()
+async def test_only_a_client_that_asks_for_it_gets_several_messages_and_recalls(
+    broker: Broker,
+) -> None:
+    fill(broker, order="queue")
+    base = broker.server.broker.topics["t"].queue.id_base
+    plain = await _subscribed(broker, in_order=False)
+    plain.connection.write(commands.ready(30))
+    await plain.until(QUEUES)
+    assert sorted(map(str, plain.got)) == [str(b"%d 0" % queue) for queue in range(QUEUES)]
+    assert plain.connection.id_base is None
+    topic = broker.server.broker.topics["t"]
+    ids = [part.queue.message_id(0) for part in topic.at_queues]
+    plain.connection.write(commands.ready(0) + commands.finish(ids))
+    plain.connection.close()
 
-        client = await _subscribed(broker, in_order=True)
-        client.connection.write(commands.ready(30))
-        await client.until(30)
-        assert client.connection.id_base == base
-        for queue in range(QUEUES):
-            of_queue = [body for body in client.got if body.startswith(b"%d" % queue)]
-            assert of_queue == [b"%d %d" % (queue, number) for number in range(1, 11)]
-        client.connection.write(commands.requeue(topic.at_queue(1).queue.message_id(1), 0))
-        await client.until(32)
-        assert client.got[30:] == [1, b"1 1"]
-        client.connection.abort()
+    client = await _subscribed(broker, in_order=True)
+    client.connection.write(commands.ready(30))
+    await client.until(30)
+    assert client.connection.id_base == base
+    for queue in range(QUEUES):
+        of_queue = [body for body in client.got if body.startswith(b"%d" % queue)]
+        assert of_queue == [b"%d %d" % (queue, number) for number in range(1, 11)]
+    client.connection.write(commands.requeue(topic.at_queue(1).queue.message_id(1), 0))
+    await client.until(32)
+    assert client.got[30:] == [1, b"1 1"]
+    client.connection.abort()

@@ -7,14 +7,12 @@ import json
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from martlet.client import Admin, Consumer, Producer
-from martlet.client import sync as blocking
 from martlet.properties.model import BadProperties
-from martlet.testing import Broker, BrokerProcess
+from martlet.testing import Broker
 
 TOPIC = "jobs"
 
@@ -93,28 +91,3 @@ async def test_what_is_no_priority_is_refused_over_http(priority: str) -> None:
         assert refused.value.code == 400
         message = json.load(refused.value)["message"]
         assert message.startswith(f"INVALID_PROPERTIES: the priority {priority!r}:")
-
-
-def test_priorities_survive_a_kill(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker:
-        with blocking.Producer(broker.tcp_address) as producer:
-            producer.send_many(TOPIC, [b"0-%d" % number for number in range(500)], priority=0)
-            producer.send_many(TOPIC, [b"9-%d" % number for number in range(50)], priority=9)
-        with blocking.Consumer(TOPIC, "c", broker.tcp_address, max_in_flight=1) as consumer:
-            for message, number in zip(consumer, range(25), strict=False):
-                assert bytes(message.body) == b"9-%d" % number
-                message.finish()
-        broker.kill()
-        broker.start()
-        with blocking.Consumer(TOPIC, "c", broker.tcp_address, max_in_flight=1) as consumer:
-            received = []
-            for message in consumer:
-                received.append(bytes(message.body))
-                message.finish()
-                if len(received) == 60:
-                    break
-        # The last FINs may have been lost, so some come again.
-        highest = [body for body in received if body.startswith(b"9-")]
-        assert received[: len(highest)] == highest
-        assert highest == [b"9-%d" % number for number in range(50)][-len(highest) :]
-        assert len(highest) >= 25

@@ -5,34 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.interop.connections import connect, connected
+from tests.crash.wire import Wire
+from tests.interop.connections import connect
 
-from martlet.addresses import Address
 from martlet.client import CallRefused, Consumer, NotSupported, Producer, Properties
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
-from martlet.protocol.nsq.frames import FrameSplitter, Piece, Response
-from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import Broker
 
 COMMAND = (sys.executable, "-m", "martlet")
-
-
-@pytest.fixture
-async def connection(broker: Broker) -> AsyncIterator[Connection]:
-    async with connected(broker) as connection:
-        yield connection
-
-
-def _address(broker: Broker) -> Address:
-    host, _, port = broker.tcp_address.rpartition(":")
-    return Address(host, int(port))
 
 
 def block(*entries: tuple[int, Properties]) -> bytes:
@@ -96,23 +82,16 @@ async def test_batches_have_them_too(broker: Broker, connection: Connection) -> 
     assert tags == ["red", "", "", "", "red", ""]
 
 
-async def test_a_client_of_nsq_gets_no_properties_and_may_not_ask(broker: Broker) -> None:
-    own = await connect(broker)
-    await own.ask(commands.send("t", [b"red"], {}, block((0, RED))))
-    reader, writer = await asyncio.open_connection(*_address(broker))
-    writer.write(b"  V2" + commands.subscribe("t", "c") + commands.ready(1))
-    splitter = FrameSplitter()
-    pieces: list[Piece] = []
-    while not any(isinstance(piece, MessageRun) for piece in pieces):
-        pieces += splitter.feed(await reader.read(4096))
-    assert isinstance(pieces[0], Response)
-    assert isinstance(pieces[1], MessageRun)
-    assert pieces[1].bodies() == [b"red"]
-    assert len(pieces) == 2
-    writer.write(commands.call(1, "topic.describe", {"topic": "t"}))
-    assert b"E_INVALID invalid command CALL" in await reader.read(4096)
-    writer.close()
-    own.close()
+async def test_a_client_of_nsq_gets_no_properties_and_may_not_ask(
+    broker: Broker, connection: Connection
+) -> None:
+    await connection.ask(commands.send("t", [b"red"], {}, block((0, RED))))
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(commands.ready(1))
+    assert (await wire.message()).body == b"red"
+    wire.send(commands.call(1, "topic.describe", {"topic": "t"}))
+    assert b"E_INVALID invalid command CALL" in (await wire.answer()).data
+    wire.close()
 
 
 async def test_a_wrong_send_is_refused_and_stores_nothing(
@@ -203,15 +182,7 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
         await connection.call("channel.want", topic="t", channel="c", policy={})
         tail = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "martlet",
-                "tail",
-                "--topic=t",
-                "--channel=c",
-                "-n=2",
-            ),
+            *(*COMMAND, "tail", "--topic=t", "--channel=c", "-n=2"),
             f"--nsqd-tcp-address={broker.tcp_address}",
             "--print-properties",
             stdout=asyncio.subprocess.PIPE,
@@ -222,16 +193,7 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         "{} plain",
     ]
     dump = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "martlet",
-            "log",
-            "dump",
-            str(tmp_path),
-            "--topic=t",
-            "--json",
-        ),
+        *(*COMMAND, "log", "dump", str(tmp_path), "--topic=t", "--json"),
         stdout=asyncio.subprocess.PIPE,
     )
     rows = [json.loads(line) for line in (await dump.communicate())[0].splitlines()]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import threading
 import time
-import urllib.request
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Generator
 from contextlib import closing
 from typing import Any, cast
 
 import pytest
 from tests import brokers
+from tests.crash.wire import channels_of
 
 from martlet.client import (
     Consumer,
@@ -31,6 +30,7 @@ from martlet.testing import BrokerProcess
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 RATE_PER_S, BURST, COUNT = 100, 5, 25
+LIMITED: dict[str, Any] = {"rate_per_s": RATE_PER_S, "rate_burst": BURST}
 BODIES = [b"%d" % n for n in range(COUNT)]
 
 
@@ -72,9 +72,7 @@ class Times:
 
 async def test_a_consumer_that_iterates(broker: BrokerProcess, topic: str) -> None:
     times = Times()
-    async with Consumer(
-        topic, "c", broker.tcp_address, rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
+    async with Consumer(topic, "c", broker.tcp_address, **LIMITED) as consumer:
         async for message in consumer:
             message.finish()
             if times.note(message):
@@ -91,24 +89,13 @@ async def test_a_handler(
         async with Admin(broker.http_address) as admin:
             await admin.channels.create(topic, "c")
             await admin.channels.configure(topic, "c", max_attempts=5)
-    times = Times()
-    async with Consumer(
-        topic, "c", broker.tcp_address, rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
-
-        async def handle(message: Message) -> None:
-            if times.note(message):
-                consumer.stop()
-
-        await consumer.run(handle, concurrency=concurrency)
-    times.check()
+    consumer = Consumer(topic, "c", broker.tcp_address, **LIMITED)
+    await _consume(consumer, concurrency=concurrency)
 
 
 async def test_batches(broker: BrokerProcess, topic: str) -> None:
     times = Times()
-    async with Consumer(
-        topic, "c", broker.tcp_address, rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
+    async with Consumer(topic, "c", broker.tcp_address, **LIMITED) as consumer:
         async for batch in consumer.batches():
             assert len(batch) <= BURST
             is_last = times.note(*batch.bodies)
@@ -119,22 +106,9 @@ async def test_batches(broker: BrokerProcess, topic: str) -> None:
 
 
 async def test_consumers_share_a_rate(broker: BrokerProcess, topic: str) -> None:
-    times = Times()
     rate = SharedRate(RATE_PER_S, BURST)
     consumers = [Consumer(topic, "c", broker.tcp_address, rate_per_s=rate) for _ in range(3)]
-
-    async def run(consumer: Consumer) -> None:
-        async with consumer:
-
-            async def handle(message: Message) -> None:
-                if times.note(message):
-                    for started in consumers:
-                        started.stop()
-
-            await consumer.run(handle, concurrency=2)
-
-    await asyncio.gather(*map(run, consumers))
-    times.check()
+    await _consume(*consumers, concurrency=2)
 
 
 async def test_the_rate_changes(broker: BrokerProcess, topic: str) -> None:
@@ -151,9 +125,7 @@ async def test_the_rate_changes(broker: BrokerProcess, topic: str) -> None:
 
 def test_a_blocking_consumer_that_iterates(broker: BrokerProcess, topic: str) -> None:
     times = Times()
-    with sync.Consumer(
-        topic, "c", broker.tcp_address, rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
+    with sync.Consumer(topic, "c", broker.tcp_address, **LIMITED) as consumer:
         for message in consumer:
             message.finish()
             if times.note(message):
@@ -163,9 +135,7 @@ def test_a_blocking_consumer_that_iterates(broker: BrokerProcess, topic: str) ->
 
 def test_a_blocking_handler(broker: BrokerProcess, topic: str) -> None:
     times = Times()
-    with sync.Consumer(
-        topic, "c", broker.tcp_address, rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
+    with sync.Consumer(topic, "c", broker.tcp_address, **LIMITED) as consumer:
 
         def handle(message: MessageView) -> None:
             if times.note(message):
@@ -181,9 +151,7 @@ async def test_a_pull_consumer(
     broker: BrokerProcess, topic: str, is_awaited: bool, concurrency: int
 ) -> None:
     times = Times()
-    async with PullConsumer(
-        topic, "g", broker.tcp_address, start="first", rate_per_s=RATE_PER_S, rate_burst=BURST
-    ) as consumer:
+    async with PullConsumer(topic, "g", broker.tcp_address, start="first", **LIMITED) as consumer:
 
         def handle(message: PulledMessage) -> Awaitable[object] | None:
             if times.note(message):
@@ -197,9 +165,7 @@ async def test_a_pull_consumer(
 def test_a_blocking_pull_consumer_with_batches(broker: BrokerProcess, topic: str) -> None:
     times = Times()
     with (
-        sync.PullConsumer(
-            topic, "g", broker.tcp_address, start="first", rate_per_s=RATE_PER_S, rate_burst=BURST
-        ) as consumer,
+        sync.PullConsumer(topic, "g", broker.tcp_address, start="first", **LIMITED) as consumer,
         closing(cast("Generator[Any]", consumer.batches())) as batches,
     ):
         for batch in batches:
@@ -228,17 +194,24 @@ async def _limited(broker: BrokerProcess, topic: str) -> None:
     async with Admin(broker.http_address) as admin:
         await admin.topics.create(topic)
         await admin.channels.create(topic, "c")
-        await admin.channels.configure(topic, "c", rate_per_s=RATE_PER_S, rate_burst=BURST)
+        await admin.channels.configure(topic, "c", **LIMITED)
 
 
-async def _consume(consumer: Consumer, times: Times, stop: Callable[[], None]) -> None:
-    async with consumer:
+async def _consume(*consumers: Consumer, concurrency: int = 1) -> None:
+    """Have consumers handle all messages, and check the rate."""
+    times = Times()
 
-        async def handle(message: Message) -> None:
-            if times.note(message):
-                stop()
+    async def handle(message: Message) -> None:
+        if times.note(message):
+            for consumer in consumers:
+                consumer.stop()
 
-        await consumer.run(handle)
+    async def run(consumer: Consumer) -> None:
+        async with consumer:
+            await consumer.run(handle, concurrency=concurrency)
+
+    await asyncio.gather(*map(run, consumers))
+    times.check()
 
 
 @pytest.mark.parametrize("one_at_a_time", [False, True])
@@ -249,26 +222,12 @@ async def test_a_limited_channel(broker: BrokerProcess, topic: str, one_at_a_tim
         if not one_at_a_time:
             await producer.publish_many(name, BODIES)
         await _limited(broker, name)
-        consumers = [
-            Consumer(name, "c", broker.tcp_address) for _ in range(1 if one_at_a_time else 2)
-        ]
-        times = Times()
-
-        def stop_all() -> None:
-            for consumer in consumers:
-                consumer.stop()
-
-        running = asyncio.gather(*(_consume(one, times, stop_all) for one in consumers))
+        count = 1 if one_at_a_time else 2
+        consumers = [Consumer(name, "c", broker.tcp_address) for _ in range(count)]
+        running = asyncio.create_task(_consume(*consumers))
         for body in BODIES if one_at_a_time else ():
             await producer.publish(name, body)
         await running
-    times.check()
-
-
-def stats_of(broker: BrokerProcess) -> Any:
-    url = f"http://{broker.http_address}/stats?format=json"
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return json.load(answer)
 
 
 async def test_a_channel_keeps_its_rate_and_shows_it() -> None:
@@ -278,13 +237,10 @@ async def test_a_channel_keeps_its_rate_and_shows_it() -> None:
         await _limited(broker, "t")
         broker.kill()
         broker.start()
-        report = await asyncio.to_thread(stats_of, broker)
-        assert report["topics"][0]["channels"][0]["rate_per_s"] == RATE_PER_S
+        shown = (await channels_of(broker.http_address))["t", "c"]
+        assert shown["rate_per_s"] == RATE_PER_S
         async with Admin(broker.http_address) as admin:
             stats = await admin.nodes.stats()
         channels = [c for node in stats.values.values() for t in node.topics for c in t.channels]
         assert [channel.rate_per_s for channel in channels] == [RATE_PER_S]
-        times = Times()
-        consumer = Consumer("t", "c", broker.tcp_address)
-        await _consume(consumer, times, consumer.stop)
-        times.check()
+        await _consume(Consumer("t", "c", broker.tcp_address))

@@ -6,13 +6,15 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.crash.wire import channels_of, http
 from tests.interop.agent import Agent
-from tests.interop.connections import connect
+from tests.interop.connections import connected
 
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.queue.channel_state import MovingMessages
@@ -32,6 +34,11 @@ async def call(broker: Broker, method: str, **fields: Any) -> tuple[int, Any]:
     url = f"http://{broker.http_address}/call/{method}"
     async with aiohttp.ClientSession() as session, session.post(url, json=fields) as answer:
         return answer.status, json.loads(await answer.read())
+
+
+async def publish(broker: Broker, *bodies: bytes, topic: str = "t") -> None:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many(topic, list(bodies))
 
 
 async def configured(broker: Broker, **policy: Any) -> None:
@@ -62,15 +69,19 @@ class Subscriber:
         return id.decode(), attempts
 
 
+@asynccontextmanager
+async def subscribed(broker: Broker) -> AsyncIterator[Subscriber]:
+    async with connected(broker) as connection:
+        subscriber = Subscriber(connection)
+        await connection.ask(commands.subscribe("t", "c"))
+        connection.write(commands.ready(1))
+        yield subscriber
+
+
 @pytest.fixture
 async def subscriber(broker: Broker) -> AsyncIterator[Subscriber]:
-    connection = await connect(broker)
-    subscriber = Subscriber(connection)
-    await connection.ask(commands.subscribe("t", "c"))
-    connection.write(commands.ready(1))
-    yield subscriber
-    connection.close()
-    await connection.wait_lost()
+    async with subscribed(broker) as subscriber:
+        yield subscriber
 
 
 async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
@@ -78,8 +89,7 @@ async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
 ) -> None:
     """As in Python's error of a file whose name is not UTF-8."""
     await configured(broker, max_attempts=1)
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish("t", b"bad")
+    await publish(broker, b"bad")
     id, _ = await subscriber.message()
     await subscriber.connection.call("message.later", id=id, error="no file \udcff")
     body, properties = await dead_letter(broker)
@@ -94,8 +104,7 @@ async def test_a_message_that_a_client_of_nsq_always_fails_becomes_a_dead_letter
     broker: Broker,
 ) -> None:
     await configured(broker, max_attempts=3, retry_delays_ms=[20, 40])
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish_many("t", [b"good", b"bad", b"fine"])
+    await publish(broker, b"good", b"bad", b"fine")
     command = [sys.executable, "-m", "tests.interop.agents.pynsq_failing_agent"]
     with Agent([*command, broker.tcp_address, "t", "c"], cwd=ROOT) as agent:
         body, properties = await dead_letter(broker)
@@ -113,25 +122,18 @@ async def test_a_message_that_a_client_of_nsq_always_fails_becomes_a_dead_letter
     assert properties.system["dead_reason"] == "max_attempts"
     assert properties.system["dead_attempts"] == "3"
     assert seen() == [1, 2, 3]
-    url = f"http://{broker.http_address}/stats?format=json&topic=t"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        (topic,) = (await answer.json())["topics"]
-    (channel,) = topic["channels"]
+    channel = (await channels_of(broker.http_address))["t", "c"]
     assert (channel["dead_letter_count"], channel["requeue_count"]) == (1, 3)
     assert channel["depth"] == channel["in_flight_count"] == 0
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://{broker.http_address}/metrics") as answer,
-    ):
-        assert 'martlet_channel_dead_letters_total{topic="t",channel="c"} 1' in await answer.text()
+    metrics = await http(broker.http_address, "/metrics")
+    assert b'martlet_channel_dead_letters_total{topic="t",channel="c"} 1' in metrics
 
 
 async def test_a_consumer_may_give_an_error_and_a_delay(
     broker: Broker, subscriber: Subscriber
 ) -> None:
     await configured(broker, max_attempts=4, retry_delays_ms=[3_600_000])
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish("t", b"1")
+    await publish(broker, b"1")
     connection = subscriber.connection
     id, attempts = await subscriber.message()
     await connection.call("message.later", id=id, delay_ms=1, error="no connection")
@@ -152,8 +154,7 @@ async def test_a_consumer_may_reject_a_message_and_give_others_back(
     broker: Broker, subscriber: Subscriber
 ) -> None:
     await configured(broker, max_attempts=4, retry_delays_ms=[3_600_000])
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish("t", b"1")
+    await publish(broker, b"1")
     connection = subscriber.connection
     id, _ = await subscriber.message()
     assert (await connection.call("message.give_back", ids=[id])).fields == {"count": 1}
@@ -165,16 +166,16 @@ async def test_a_consumer_may_reject_a_message_and_give_others_back(
     await connection.call("message.dead", id=id, reason="given_up", error="twice")
     _, properties = await dead_letter(broker)
     assert properties.system["dead_reason"] == "given_up"
-    with pytest.raises(CallRefused, match=r"NOT_IN_FLIGHT.*ID not in flight"):
-        await connection.call("message.dead", id=id)
-    with pytest.raises(CallRefused, match=r"NOT_IN_FLIGHT.*ID not in flight"):
-        await connection.call("message.started", id=id)
-    with pytest.raises(CallRefused, match="no message id"):
-        await connection.call("message.later", id="x")
-    with pytest.raises(CallRefused, match="not both"):
-        await connection.call("message.later", id=id, level=1, delay_ms=1)
-    with pytest.raises(CallRefused, match="'reason' must be one of rejected, given_up"):
-        await connection.call("message.dead", id=id, reason="timeout")
+    refusals: list[tuple[str, dict[str, Any], str]] = [
+        ("message.dead", {"id": id}, "NOT_IN_FLIGHT.*ID not in flight"),
+        ("message.started", {"id": id}, "NOT_IN_FLIGHT.*ID not in flight"),
+        ("message.later", {"id": "x"}, "no message id"),
+        ("message.later", {"id": id, "level": 1, "delay_ms": 1}, "not both"),
+        ("message.dead", {"id": id, "reason": "timeout"}, "must be one of rejected, given_up"),
+    ]
+    for method, fields, why in refusals:
+        with pytest.raises(CallRefused, match=why):
+            await connection.call(method, **fields)
 
 
 async def test_bad_policies_are_refused(broker: Broker) -> None:
@@ -224,18 +225,12 @@ async def dead_letters(broker: Broker, count: int) -> list[bytes]:
     """Have messages die, the last one with another error, and wait until they are dead."""
     await configured(broker, max_attempts=1)
     bodies = [b"%d" % number for number in range(count)]
-    connection = await connect(broker)
-    subscriber = Subscriber(connection)
-    await connection.ask(commands.subscribe("t", "c"))
-    connection.write(commands.ready(1))
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish_many("t", bodies)
-    for number in range(count):
-        id, _ = await subscriber.message()
-        error = "out of stock" if number == count - 1 else "no connection"
-        await connection.call("message.later", id=id, error=error)
-    connection.close()
-    await connection.wait_lost()
+    async with subscribed(broker) as subscriber:
+        await publish(broker, *bodies)
+        for number in range(count):
+            id, _ = await subscriber.message()
+            error = "out of stock" if number == count - 1 else "no connection"
+            await subscriber.connection.call("message.later", id=id, error=error)
     core = broker.server.broker
     core.run()
     assert core.topics["t"].channels["c"].dead_letter_count == count
@@ -289,8 +284,7 @@ async def test_an_empty_id_selects_no_dead_letter_that_a_client_has_published(
     broker: Broker,
 ) -> None:
     await dead_letters(broker, 1)
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish("t.c.dead", b"of no channel")
+    await publish(broker, b"of no channel", topic="t.c.dead")
     where = {"dead_letter_topic": "t.c.dead"}
     for ids in ([""], []):
         status, _ = await call(broker, "dead_letters.purge", **where, ids=ids)

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.interop.broker.consuming import take, visit
 from tests.interop.connections import connect
 
 from martlet.client import Consumer, Properties, SubscribeRefused
@@ -28,10 +29,9 @@ async def send(connection: Connection, tags: list[str], start: int = 0) -> None:
 @pytest.mark.parametrize("in_flight", [1, 7, 1000])
 @pytest.mark.parametrize("expression", ["red || blue", "Aa"])
 async def test_a_consumer_gets_those_tags_alone(
-    broker: Broker, in_flight: int, expression: str
+    broker: Broker, connection: Connection, in_flight: int, expression: str
 ) -> None:
     random = Random(in_flight)
-    connection = await connect(broker)
     sent: list[str] = []
     for _ in range(20):
         tags = random.choices(TAGS, k=random.randrange(1, 30))
@@ -44,47 +44,18 @@ async def test_a_consumer_gets_those_tags_alone(
         for n, tag in enumerate(sent)
         if tag in expression.split(" || ")
     ]
-    got: list[bytes] = []
     consumer = Consumer("t", "c", broker.tcp_address, tags=expression, max_in_flight=in_flight)
     async with consumer:
-        async for message in consumer:
-            got.append(message.body)
-            message.finish()
-            if message.body == expected[-1]:
-                break
-    assert got == expected
-    connection.close()
-
-
-async def test_messages_with_other_tags_are_skipped_and_redelivered_ones_match(
-    broker: Broker,
-) -> None:
-    connection = await connect(broker)
-    await send(connection, ["blue"] * 500 + ["red"])
-    async with Consumer("t", "c", broker.tcp_address, tags=["red"]) as consumer:
-        message = await anext(consumer)
-        message.requeue(backoff=False)
-        message = await anext(consumer)
-        assert (message.body, message.attempts) == (b"500 red", 2)
-        message.finish()
-        await send(connection, ["blue", "red"])
-        assert (await anext(consumer)).body == b"1 red"
-    channel = broker.server.broker.find_topic("t").find_channel("c")
-    assert (channel.depth, channel.cursor.next) == (1, 503)  # the one that was not finished
-    connection.close()
+        assert await take(consumer, len(expected)) == expected
 
 
 async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address, tags="red"):
-        async with Consumer("t", "other", broker.tcp_address):
-            pass
-        with pytest.raises(
-            SubscribeRefused, match=r"CONFLICT .* has tags=red, and .* wants tags=blue"
-        ):
-            async with Consumer("t", "c", broker.tcp_address, tags="blue"):
-                pass
-        async with Consumer("t", "c", broker.tcp_address, tags="red||red"):
-            pass
+        await visit(Consumer("t", "other", broker.tcp_address))
+        refusal = r"CONFLICT .* has tags=red, and .* wants tags=blue"
+        with pytest.raises(SubscribeRefused, match=refusal):
+            await visit(Consumer("t", "c", broker.tcp_address, tags="blue"))
+        await visit(Consumer("t", "c", broker.tcp_address, tags="red||red"))
     async with Broker(tmp_path) as broker:
         connection = await connect(broker)
         await send(connection, ["blue", "red"])
@@ -103,11 +74,9 @@ async def test_changed_tags_of_an_empty_channel_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Broker(tmp_path) as broker:
-        async with Consumer("t", "c", broker.tcp_address, tags="red"):
-            pass
+        await visit(Consumer("t", "c", broker.tcp_address, tags="red"))
         caplog.clear()
-        async with Consumer("t", "c", broker.tcp_address, tags=["blue", "red"]):
-            pass
+        await visit(Consumer("t", "c", broker.tcp_address, tags=["blue", "red"]))
         said = [record.getMessage() for record in caplog.records]
         changed = "the tags of channel c of topic t changed from red to blue,red, because no other"
         assert any(changed in line for line in said)
@@ -123,24 +92,19 @@ async def test_changed_tags_of_an_empty_channel_are_logged(
         connection.close()
     async with Broker(tmp_path) as broker:
         with pytest.raises(SubscribeRefused, match=r"has tags=green, .* an operator has set that"):
-            async with Consumer("t", "c", broker.tcp_address, tags="red"):
-                pass
+            await visit(Consumer("t", "c", broker.tcp_address, tags="red"))
 
 
-async def test_tags_stay_when_only_an_order_is_added(caplog: pytest.LogCaptureFixture) -> None:
-    async with Broker() as broker:
-        async with Consumer("t", "c", broker.tcp_address, tags="red"):
-            pass
-        caplog.clear()
-        async with Consumer("t", "c", broker.tcp_address, tags="red", order="key"):
-            pass
-        assert "changed" not in caplog.text
-
-        async with Consumer("t", "c", broker.tcp_address):
-            pass
-        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* has order=key"):
-            async with Consumer("t", "c", broker.tcp_address, order="queue"):
-                pass
+async def test_tags_stay_when_only_an_order_is_added(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await visit(Consumer("t", "c", broker.tcp_address, tags="red"))
+    caplog.clear()
+    await visit(Consumer("t", "c", broker.tcp_address, tags="red", order="key"))
+    assert "changed" not in caplog.text
+    await visit(Consumer("t", "c", broker.tcp_address))
+    with pytest.raises(SubscribeRefused, match=r"CONFLICT .* has order=key"):
+        await visit(Consumer("t", "c", broker.tcp_address, order="queue"))
 
 
 @pytest.mark.parametrize("tags", ["a|b", ["*"], [""], "a || "])

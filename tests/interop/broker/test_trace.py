@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from tests import brokers
-from tests.crash.wire import HttpRefused, http_now
+from tests.crash.wire import HttpRefused, http, http_now
 from tests.interop.asking import ask
 
 from martlet.cli.main import main
@@ -33,13 +32,8 @@ broker = brokers.process(
 
 async def failing_twice(broker: BrokerProcess) -> Message:
     """A message with a key that fails twice, and is finished then."""
-    url = f"http://{broker.http_address}/pub?topic=orders"
-    headers = {"X-Martlet-Key": "order-17", "X-Martlet-Tag": "eu"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url, data=b"tea", headers=headers) as response,
-    ):
-        assert response.status == 200
+    async with Producer(broker.tcp_address) as producer:
+        await producer.send("orders", b"tea", keys=["order-17"], tag="eu")
     identity = Identity(client_id="till-3")
     async with Consumer("orders", "billing", broker.tcp_address, identity=identity) as consumer:
         for attempt in (1, 2):
@@ -57,13 +51,8 @@ def shown(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 async def trace_of(broker: BrokerProcess, id: str) -> Any:
-    url = f"http://{broker.http_address}/call/trace.find"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url, data=json.dumps({"id": id})) as response,
-    ):
-        assert response.status == 200
-        return (await response.json())["messages"][0]
+    body = json.dumps({"id": id}).encode()
+    return json.loads(await http(broker.http_address, "/call/trace.find", body))["messages"][0]
 
 
 @pytest.mark.parametrize("names", [("limit", "time_limit_ms"), ("most", "limit_ms")])
@@ -163,14 +152,8 @@ async def one_given_up(broker: BrokerProcess) -> list[Any]:
         else:
             raise Reject("no such article")
 
-    async with PullConsumer(
-        "orders",
-        "billing",
-        broker.tcp_address,
-        identity=identity,
-        start="first",
-        commit_every_s=0.05,
-    ) as consumer:
+    options: dict[str, Any] = {"identity": identity, "start": "first", "commit_every_s": 0.05}
+    async with PullConsumer("orders", "billing", broker.tcp_address, **options) as consumer:
         running = asyncio.create_task(consumer.run(handle))
         await tried.wait()
         while (await trace_of(broker, ids[1]))["channels"][0]["state"] != "done":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from tests.crash.wire import Wire
 from tests.interop.connections import connect
 
 from martlet.client.errors import CallRefused
@@ -26,35 +26,20 @@ async def add(
     return dict(json.loads(await connection.ask(commands.send(topic, list(bodies), fields))))
 
 
-class Plain:
+class Plain(Wire):
     """A consumer that speaks NSQ's protocol and nothing else."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
     @classmethod
-    async def of(cls, broker: Broker, topic: str) -> Plain:
-        reader, writer = await asyncio.open_connection(*broker.tcp_address.split(":"))
-        writer.write(b"  V2SUB %b plain\nRDY 100\n" % topic.encode())
-        plain = cls(reader, writer)
-        assert await plain._frame() == (0, b"OK")
+    async def of(cls, broker: Broker, topic: str) -> Self:
+        plain = await cls.subscribed(broker.tcp_address, topic, "plain")
+        plain.send(b"RDY 100\n")
         return plain
-
-    async def _frame(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(50):
-            size, kind = struct.unpack(">II", await self._reader.readexactly(8))
-            return kind, await self._reader.readexactly(size - 4)
 
     async def next(self) -> bytes:
         """The next message's body; it is finished."""
-        kind, frame = await self._frame()
-        assert kind == 2
-        self._writer.write(b"FIN %b\n" % frame[10:26])
-        return frame[26:]
-
-    def close(self) -> None:
-        self._writer.close()
+        message = await self.message()
+        self.send(b"FIN %b\n" % message.id)
+        return message.body
 
 
 def asking_often(checks: int) -> Broker:
@@ -66,8 +51,9 @@ def asking_often(checks: int) -> Broker:
     )
 
 
-async def test_a_plain_consumer_sees_committed_messages_only(broker: Broker) -> None:
-    connection = await connect(broker)
+async def test_a_plain_consumer_sees_committed_messages_only(
+    broker: Broker, connection: Connection
+) -> None:
     plain = await Plain.of(broker, "orders")
     for id in ("kept", "dropped"):
         added = await add(connection, id, 0, "orders", id.encode(), b"2", begin={})
@@ -90,7 +76,7 @@ async def test_a_plain_consumer_sees_committed_messages_only(broker: Broker) -> 
     await connection.ask(commands.publish("mails", b"last"))
     assert await plain.next() == b"last"
     assert await mails.next() == b"last"
-    for client in (connection, plain, mails):
+    for client in (plain, mails):
         client.close()
 
 
@@ -118,8 +104,7 @@ async def test_a_decision_before_a_crash_is_answered_after_it(tmp_path: Path, fl
         connection.close()
 
 
-async def test_refusals_say_why(broker: Broker) -> None:
-    connection = await connect(broker)
+async def test_refusals_say_why(connection: Connection) -> None:
     answer = await add(connection, "t", 0, "orders", b"one")
     assert answer["status"] == "NOT_FOUND"
     assert "'t'" in answer["text"]
@@ -145,13 +130,12 @@ async def test_refusals_say_why(broker: Broker) -> None:
     assert (await add(connection, "u", 0, "orders", b"one", begin={}))["status"] == "OK"
     whole = commands.send("orders", [b"one"], {"transaction": "u", "commit": True})
     assert json.loads(await connection.ask(whole))["status"] == "CONFLICT"
-    connection.close()
 
 
 async def test_a_repeated_commit_of_one_request_is_answered_whatever_became_of_its_topic(
-    broker: Broker,
+    broker: Broker, connection: Connection
 ) -> None:
-    connection, core = await connect(broker), broker.server.broker
+    core = broker.server.broker
     whole = commands.send("orders", [b"one"], {"transaction": "t", "commit": True, "queue": 0})
     again = commands.send("orders", [b"one"], {"transaction": "t", "commit": True, "queue": 7})
     answers = [json.loads(await connection.ask(whole))]
@@ -161,13 +145,12 @@ async def test_a_repeated_commit_of_one_request_is_answered_whatever_became_of_i
     assert answers == [{"status": "OK", "count": 1}] * 3
     assert "orders" not in core.topics
     core.log.accept_writes()
-    connection.close()
 
 
 async def test_one_request_commits_after_a_rollback_and_never_what_is_undecided(
-    broker: Broker,
+    broker: Broker, connection: Connection
 ) -> None:
-    connection, core = await connect(broker), broker.server.broker
+    core = broker.server.broker
     whole = commands.send("orders", [b"whole"], {"transaction": "t", "commit": True})
     assert (await add(connection, "t", 0, "orders", b"half", begin={}))["status"] == "OK"
     for step in ("prepare", "rollback"):
@@ -182,7 +165,6 @@ async def test_one_request_commits_after_a_rollback_and_never_what_is_undecided(
     assert await plain.next() == b"whole"
     assert core.topics["orders"].queue.end_offset == 1
     plain.close()
-    connection.close()
 
 
 async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> None:
