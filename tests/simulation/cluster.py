@@ -155,7 +155,6 @@ class Cluster:
     # time and chance
 
     def after(self, delay_ns: int, step: Callable[[], object]) -> None:
-        """Do something later."""
         self._event_count += 1
         heapq.heappush(self._events, (self.now_ns + delay_ns, self._event_count, step))  # type: ignore[misc]
 

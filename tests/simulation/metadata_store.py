@@ -20,8 +20,6 @@ PRESENCE_NS = 3300 * MILLISECOND_NS
 
 
 class MetadataStore:
-    """The store."""
-
     def __init__(self, cluster: Cluster, replica_set: ReplicaSet) -> None:
         self.cluster = cluster
         self.replica_set = replica_set
@@ -68,7 +66,6 @@ class MetadataStore:
         answer: Callable[[int | None], None],
         unclear: Callable[[], None],
     ) -> None:
-        """Compare and swap."""
         document = replica_set.pack()
 
         def apply() -> int | None:
@@ -101,7 +98,6 @@ class MetadataStore:
         self.version += 1
 
     def announce(self, name: str, presence: Presence) -> None:
-        """Renew a presence."""
 
         def arrive() -> None:
             if not self._is_lost():

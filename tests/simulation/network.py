@@ -38,7 +38,6 @@ class End:
         self._reader = FrameReader()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame."""
         if not self.is_open:
             return
         # The kernel has copied the bytes when a write returns.
@@ -51,7 +50,6 @@ class End:
         self.is_full |= self.other.has_no_room
 
     def close(self) -> None:
-        """End the connection."""
         if self.is_open:
             self.is_open = False
             self.other.arrive(None)

@@ -155,7 +155,6 @@ class Node:
         self.has_power = not power
 
     def resume(self) -> None:
-        """Go on after a pause."""
         self.is_paused = False
         waiting, self._waiting = self._waiting, []
         for step in waiting:
@@ -191,7 +190,6 @@ class Node:
 
     @property
     def now_ns(self) -> int:
-        """The time."""
         return self.cluster.now_ns
 
     def wall_clock_ns(self) -> int:
@@ -207,12 +205,10 @@ class Node:
     # what a process tells its replica
 
     def tick(self) -> None:
-        """Let time pass."""
         self.replica.tick(self.now_ns)
         self.end_turn()
 
     def end_turn(self) -> None:
-        """End a turn of the loop."""
         if self.broker is not None:
             self.broker.commit()
         self.replica.end_turn(self.now_ns)
@@ -222,15 +218,12 @@ class Node:
             self.flush()
 
     def received(self, link: Link, frame: Frame) -> None:
-        """A frame came."""
         self._do(self.life, lambda: self.replica.received(link, frame, self.now_ns))
 
     def disconnected(self, link: Link) -> None:
-        """A connection ended."""
         self._do(self.life, lambda: self.replica.disconnected(link, self.now_ns))
 
     def connected(self, attempt: int, link: Link) -> None:
-        """A connection is there."""
         self._do(self.life, lambda: self.replica.connected(attempt, link, self.now_ns))
 
     def later(self, life: Life | None, step: Callable[[], None]) -> None:
@@ -257,7 +250,6 @@ class Node:
         )
 
     def connect_failed(self, attempt: int, *, is_refused: bool) -> None:
-        """A connection is not there."""
         now_ns = self.now_ns
         self._do(
             self.life,
@@ -276,12 +268,10 @@ class Node:
     # what the replica asks of its process
 
     def connect(self, attempt: int, name: str, address: str) -> None:
-        """Begin a connection."""
         (peer,) = [machine for machine in self.cluster.machines if machine.address == address]
         connect(self.cluster, self, peer, attempt)
 
     def poll(self) -> None:
-        """Begin a look at the document."""
         if self.cluster.is_store_cut(self):
             self._later(1000 * MILLISECOND_NS, lambda: self.replica.poll_failed(self.now_ns))
             return
@@ -301,7 +291,6 @@ class Node:
         self.cluster.store.read(answered)
 
     def swap(self, replica_set: ReplicaSet, version: int) -> None:
-        """Begin a swap."""
         life = self.life
         if self.cluster.is_store_cut(self):
             self._later(
@@ -319,7 +308,6 @@ class Node:
         )
 
     def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
-        """Open the log as a copy."""
         self.broker = None
         self.clients = []
         return open_copy(self.storage, epochs=epochs)[0]
@@ -336,13 +324,11 @@ class Node:
             raise Broken(f"{self.address} is said to lack what it acknowledged")
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
-        """Begin a state."""
         return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
 
     def promote(
         self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
     ) -> CommitLog:
-        """Begin an epoch."""
         self.cluster.oracle.elected(self, copy, epoch)
         broker, restored = promote(
             copy,
@@ -361,7 +347,6 @@ class Node:
         return broker.log
 
     def confirmed(self, position: int) -> None:
-        """A part of the log is confirmed."""
         broker = self.broker
         assert broker is not None
         self.cluster.oracle.confirmed(self, broker.log, position)

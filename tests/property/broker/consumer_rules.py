@@ -23,8 +23,6 @@ delays_ms = st.sampled_from([0, 1, 50, 700, 3000])
 
 
 class ConsumerRules(DelayRules):
-    """The rules of consumers."""
-
     @rule(
         pick=picks,
         timeout_ms=st.sampled_from([100, 1000, 4000]),

@@ -24,8 +24,6 @@ delayed_ms = st.sampled_from([1, 40, 400, 400, 3500, 9000, 60_000, 2_000_000])
 
 @dataclass(eq=False)
 class ModelDelayed:
-    """One delayed message."""
-
     topic: ModelTopic
     body: bytes
     due_ns: int
@@ -55,8 +53,7 @@ class DelayRules(BesideModel):
         def model_topic(self, name: str) -> ModelTopic | None:
             """The topic of that name, made if it is new; None where that is refused."""
 
-        def some_bodies(self, sizes: list[int]) -> list[bytes]:
-            """Bodies of some sizes."""
+        def some_bodies(self, sizes: list[int]) -> list[bytes]: ...
 
     @rule(
         name=st.sampled_from(["a", "b"]),

@@ -13,8 +13,6 @@ from martlet.log.retention import SegmentLocator
 
 
 class HistoryRules(ReplayRules):
-    """The rules of history."""
-
     pressed = False
     """The disk was ever so full that history may have gone before its time."""
 

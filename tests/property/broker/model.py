@@ -46,8 +46,6 @@ class ChannelMessage:
 
 @dataclass
 class Message:
-    """One message of a topic."""
-
     body: bytes
     deliver_at_ns: int
     position: int
@@ -87,7 +85,6 @@ class ModelConsumer:
         del self.seen[:-4]
 
     def channel_closed(self) -> None:
-        """The channel was deleted."""
         self.closed = True
 
     def failures_counted(self, max_attempts: int) -> None: ...
@@ -95,7 +92,6 @@ class ModelConsumer:
     def recalled(self, queue: int) -> None: ...
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """It has several queues now."""
         self.grown = consumer
 
     @property
@@ -148,7 +144,6 @@ class ModelChannel:
 
     @property
     def at_queues(self) -> list[ModelChannel]:
-        """The channel at each queue."""
         return [topic.channels[self.name] for topic in self.topic.at_queues]
 
     def position(self, offset: int) -> int:
@@ -156,7 +151,6 @@ class ModelChannel:
         return (self.topic.number << OFFSET_BITS) + offset
 
     def all_in(self, state: MessageState) -> list[int]:
-        """The offsets of the messages in a state."""
         return [offset for offset, m in self.messages.items() if m.state is state]
 
     @property
@@ -206,7 +200,6 @@ class ModelChannel:
         message.state, message.owner = MessageState.READY, None
 
     def done(self, offset: int) -> None:
-        """A message is finished."""
         message = self.messages[offset]
         message.state, message.owner = MessageState.DONE, None
 
@@ -240,7 +233,6 @@ class ModelChannel:
 
     @property
     def earliest_ns(self) -> int:
-        """When something will be due."""
         waiting = (MessageState.IN_FLIGHT, MessageState.DEFERRED)
         return min((m.due_ns for m in self.messages.values() if m.state in waiting), default=NEVER)
 
@@ -278,7 +270,6 @@ class ModelTopic:
         assert self.at_queues[self.number] is self
 
     def grow(self, id: int, position: int) -> None:
-        """There is one queue more."""
         part = ModelTopic(self.name, id, position, len(self.at_queues), self.at_queues)
         part.retention_ms = self.retention_ms
         part.paused_at = None if self.paused_at is None else 0

@@ -26,8 +26,6 @@ STATES = {
 
 
 class ReplayRules(ConsumerRules):
-    """The rules of replays and peeks."""
-
     def _know_what_was_emptied(self, topic: ModelTopic) -> None:
         """A power cut may bring a segment back that had gone, and with it what was emptied."""
         if self.torn:

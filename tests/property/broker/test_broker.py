@@ -165,7 +165,6 @@ class BrokerMachine(HistoryRules):
 
     @rule(name=names, more=st.integers(0, 2))
     def create_queues(self, name: str, more: int) -> None:
-        """A topic gets more of them."""
         topic = self.model_topic(name)
         if topic is None:
             return
