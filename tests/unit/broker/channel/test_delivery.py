@@ -167,6 +167,21 @@ def test_names_are_checked_and_looked_up(core: Core) -> None:
         core.broker.topic("t").find_channel("nope")
 
 
+def test_ids_run_over_64_bits(core: Core) -> None:
+    topic = core.broker.topic("t")
+    topic.queue.id_base = (1 << 64) - 2
+    client = core.client("t").ready(10)
+    core.publish("t", b"1", b"2", b"3", b"4")
+    assert [m.id for m in client.got] == [
+        b"fffffffffffffffe",
+        b"ffffffffffffffff",
+        b"0000000000000000",
+        b"0000000000000001",
+    ]
+    client.finish()
+    assert client.channel.cursor.lowest_needed == 4
+
+
 def test_attempts_stop_counting_where_the_wire_ends(core: Core) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker.errors import NotFound, OutOfReach
+from martlet.broker.errors import NotFound, NotInFlight, OutOfReach
 from martlet.broker.topic.rewind import channel_from, offset_at, replay
 
 TEN = [b"%d" % number for number in range(10)]
@@ -22,6 +22,50 @@ def published() -> Core:
     core.wait(SECOND_NS)
     core.publish("t", *TEN[4:])
     return core
+
+
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_later_messages_in_flight_are_taken_from_their_consumer(offset: int) -> None:
+    core = published()
+    client = core.client("t").ready(6)
+    client.channel.set_paused(True)
+    set_back(core, offset)
+    assert client.consumer.in_flight_count == offset
+    assert client.channel.depth == 10 - offset
+    for number in range(offset):
+        client.finish(number)
+    with pytest.raises(NotInFlight):
+        client.finish(offset)
+    client.channel.set_paused(False)
+    assert client.bodies == TEN[:6] + TEN[offset : offset + 6]
+
+
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_replayed_messages_have_their_full_timeout(offset: int) -> None:
+    core = published()
+    client = core.client("t").ready(3).ready(10)
+    core.wait(30 * SECOND_NS)
+    set_back(core, offset)
+    core.wait(31 * SECOND_NS)
+    assert client.channel.timeout_count == offset, "what is below was not delivered again"
+    core.wait(30 * SECOND_NS)
+    assert client.channel.timeout_count == 10
+
+
+def test_pending_messages_begin_anew_above_and_stay_below() -> None:
+    core = published()
+    client = core.client("t").ready(10)
+    client.requeue(1, 100 * SECOND_NS)
+    client.touch(2)
+    client.requeue(6, 100 * SECOND_NS)
+    client.touch(7)
+    client.finish(0, 3, 4, 5, 8, 9)
+    set_back(core, 5)
+    assert client.channel.deferred_count == 1, "the one below"
+    client.finish(2)
+    assert client.bodies == TEN + TEN[5:]
+    core.wait(100 * SECOND_NS)
+    assert (2, b"1") in [(message.attempts, message.body) for message in client.got[15:]]
 
 
 def test_a_deferred_message_waits_for_its_time_and_a_past_one_comes_at_once(core: Core) -> None:
