@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal
 
 WITH_BODY = {"IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SEND"}
 
@@ -86,6 +88,47 @@ async def as_any_broker(_command: Command) -> bool:
     return False
 
 
+def at(*wanted: str | bytes, act: Callable[[Peer], object], times: float = math.inf) -> Script:
+    """Act at commands of these names and with these bodies, so often."""
+
+    async def script(command: Command) -> bool:
+        nonlocal times
+        if not times or {command.name, *command.bodies}.isdisjoint(wanted):
+            return False
+        times -= 1
+        act(command.peer)
+        return True
+
+    return script
+
+
+def silent_at(*wanted: str | bytes) -> Script:
+    return at(*wanted, act=lambda _peer: None)
+
+
+class Mood:
+    """A script that stores, refuses or holds publishes, or hangs up, as the test sets it."""
+
+    def __init__(self, does: Literal["store", "refuse", "hang up", "hold"] = "store") -> None:
+        self.does = does
+        self.held: list[Command] = []
+
+    async def __call__(self, command: Command) -> bool:
+        if command.name not in {"PUB", "MPUB", "DPUB"} or self.does == "store":
+            return False
+        if self.does == "refuse":
+            command.peer.fail(f"E_{command.name}_FAILED {command.name} failed disk full".encode())
+        elif self.does == "hang up":
+            command.peer.hang_up()
+        else:
+            self.held.append(command)
+        return True
+
+    def answer(self) -> None:
+        while self.held:
+            self.held.pop(0).peer.answer()
+
+
 class ScriptedBroker:
     """Attributes: what came (without IDENTIFY and NOP), and the connections, in order."""
 
@@ -94,7 +137,7 @@ class ScriptedBroker:
         self.identities: list[dict[str, object]] = []
         self.nops = 0
         self.peers: list[Peer] = []
-        self._script = script
+        self.script = script
         self._features: dict[str, object] = {
             "max_rdy_count": 2500,
             "version": "scripted",
@@ -194,7 +237,7 @@ class ScriptedBroker:
             self.identities.append(json.loads(command.bodies[0]))
         else:
             self.commands.append(command)
-        if await self._script(command):
+        if await self.script(command):
             return
         if command.name == "IDENTIFY":
             command.peer.answer(json.dumps(self._features).encode())

@@ -8,18 +8,14 @@ import time
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import consuming
 from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.client import (
-    Backoff,
-    Consumer,
-    Message,
-)
+from martlet.client import Backoff, Message
+from martlet.client.transport.connection import Connection
 
 
 async def test_finishes_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    from martlet.client.transport.connection import Connection
-
     written: list[bytes] = []
     write = Connection.write
 
@@ -28,25 +24,14 @@ async def test_finishes_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatc
         write(connection, data)
 
     monkeypatch.setattr(Connection, "write", record)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, max_in_flight=1000) as consumer,
-    ):
+    seen: list[Message] = []
+    async with consuming(run=seen.append, max_in_flight=1000) as (broker, _):
         broker.deliver(*range(100))
-        seen = 0
-
-        def handle(_message: Message) -> None:
-            nonlocal seen
-            seen += 1
-
-        running = asyncio.create_task(consumer.run(handle))
         await broker.until(lambda: len(broker.named("FIN")) == 100)
-        assert seen == 100
+        assert len(seen) == 100
         assert broker.answered("FIN") == list(range(100))
         writes = [data for data in written if data.startswith(b"FIN")]
         assert len(writes) <= 3, "a thousandth of a second may end in the middle of them"
-        consumer.stop()
-        await running
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -64,17 +49,11 @@ async def test_a_handler_that_returns_finishes_and_one_that_raises_requeues(
             raise RuntimeError("cannot either")
 
     retry = Backoff(first_s=1, max_s=3, jitter=0)
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, retry=retry) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(handle, concurrency=concurrency))
+    async with consuming(run=handle, concurrency=concurrency, retry=retry) as (broker, _):
         broker.deliver(1, 2, 3, 4)
         broker.deliver(2, attempts=2)
         broker.deliver(2, attempts=3)
         await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6)
-        consumer.stop()
-        await running
     assert broker.answered("FIN") == [1]
     requeued = sorted(tuple(item.words[1:]) for item in broker.named("REQ"))
     delays = [(int(message_id, 16), int(delay)) for message_id, delay in requeued]
@@ -94,14 +73,11 @@ async def test_a_handler_task_cancelled_from_outside_leaves_the_worker_alive(
             inner.cancel()
             await inner
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with consuming(run=handle) as (broker, consumer):
         broker.deliver(1, 2)
         await broker.until(lambda: len(broker.named("FIN", "REQ")) == 2)
         assert (broker.answered("REQ"), broker.answered("FIN")) == ([1], [2])
-        assert not running.done()
-        consumer.stop()
-        await running
+        assert consumer.stats.workers == 1
     assert "handler failed for message" in caplog.text
 
 
@@ -116,16 +92,12 @@ async def test_as_many_handlers_as_asked_for_are_at_work() -> None:
         await go.wait()
         at_work -= 1
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=3))
+    async with consuming(run=handle, concurrency=3) as (broker, _):
         broker.deliver(*range(10))
         await until(lambda: at_work == 3)
         await asyncio.sleep(0.02)
-        assert at_work == 3
         go.set()
         await broker.until(lambda: len(broker.named("FIN")) == 10)
-        consumer.stop()
-        await running
     assert max_count == 3
 
 
@@ -136,15 +108,11 @@ async def test_a_slow_handler_does_not_hold_up_the_messages_behind_it() -> None:
         if message.body == b"body 0":
             await go.wait()
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+    async with consuming(run=handle, concurrency=2) as (broker, _):
         broker.deliver(*range(50))
         await broker.until(lambda: len(broker.named("FIN")) == 49)
         assert 0 not in broker.answered("FIN")
         go.set()
-        await broker.until(lambda: len(broker.named("FIN")) == 50)
-        consumer.stop()
-        await running
 
 
 async def test_handlers_that_never_wait_leave_the_loop_its_turns() -> None:
@@ -157,16 +125,13 @@ async def test_handlers_that_never_wait_leave_the_loop_its_turns() -> None:
         while time.monotonic() < until_s:
             pass
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=50))
+    async with consuming(run=handle, concurrency=50) as (broker, _):
         broker.deliver(*range(200))
         turns = 0
         while handled < 200:
             await asyncio.sleep(0)
             turns += bool(handled)
         assert turns >= 40, "of a hundred thousandths of a second"
-        consumer.stop()
-        await running
 
 
 async def test_a_handler_runs_in_a_task_with_all_that_asyncio_offers() -> None:
@@ -183,30 +148,10 @@ async def test_a_handler_runs_in_a_task_with_all_that_asyncio_offers() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(0))
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with consuming(run=handle) as (broker, _):
         broker.deliver(1, 2)
         await broker.until(lambda: len(broker.named("FIN")) == 2)
-        consumer.stop()
-        await running
     assert seen == ["outside", "outside"]
-
-
-async def test_heartbeats_are_answered_while_a_handler_is_at_work() -> None:
-    go = asyncio.Event()
-
-    async def handle(_message: Message) -> None:
-        await go.wait()
-
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
-        broker.deliver(1)
-        broker.peers[0].answer(b"_heartbeat_")
-        broker.peers[0].answer(b"_heartbeat_")
-        await broker.until(lambda: broker.nops == 2)
-        go.set()
-        consumer.stop()
-        await running
 
 
 async def test_messages_that_waited_too_long_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -217,11 +162,7 @@ async def test_messages_that_waited_too_long_are_dropped(caplog: pytest.LogCaptu
         handled.append(message.body)
         await go.wait()
 
-    async with (
-        ScriptedBroker(msg_timeout=100) as broker,
-        Consumer("t", "c", broker.address) as consumer,
-    ):
-        running = asyncio.create_task(consumer.run(handle))
+    async with consuming(ScriptedBroker(msg_timeout=100), run=handle) as (broker, consumer):
         broker.deliver(1, 2)
         await asyncio.sleep(0.01)
         broker.deliver(3)
@@ -230,8 +171,6 @@ async def test_messages_that_waited_too_long_are_dropped(caplog: pytest.LogCaptu
         broker.deliver(2, 3, attempts=2)
         await broker.until(lambda: len(broker.named("FIN")) == 3)
         assert consumer.counts.expired == 2
-        consumer.stop()
-        await running
     assert handled == [b"body 1", b"body 2", b"body 3"]
     assert "lower max_in_flight" in caplog.text
 
@@ -243,7 +182,7 @@ async def test_stopping_ends_run_once_the_handlers_are_done() -> None:
         consumer.stop()
         await go.wait()
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming() as (broker, consumer):
         running = asyncio.create_task(consumer.run(handle, concurrency=4))
         broker.deliver(7)
         await broker.until(lambda: broker.ready_counts() == [200, 0])
@@ -255,40 +194,24 @@ async def test_stopping_ends_run_once_the_handlers_are_done() -> None:
     assert broker.answered("FIN") == [7]
 
 
-async def test_closing_gives_back_all_that_is_not_answered() -> None:
-    async with ScriptedBroker() as broker:
-        async with Consumer("t", "c", broker.address) as consumer:
-            broker.deliver(*range(6))
-            (await anext(consumer)).finish()
-            await anext(consumer)
-            broker.deliver(*range(10, 13))
-            await asyncio.sleep(0.02)
-        assert broker.answered("FIN") == [0]
-        assert broker.answered("REQ") == [1, 2, 3, 4, 5, 10, 11, 12]
-        assert all(item.words[2] == "0" for item in broker.named("REQ"))
-        assert broker.names()[-1] == "CLS"
-        assert consumer.counts.requeued == 8
-
-
 async def test_closing_waits_for_handlers_but_not_for_ever() -> None:
     async def handle(message: Message) -> None:
         await asyncio.sleep(0.05 if message.body == b"body 1" else 60)
 
-    async with ScriptedBroker() as broker:
-        async with Consumer("t", "c", broker.address, close_timeout_s=0.3) as consumer:
-            running = asyncio.create_task(consumer.run(handle, concurrency=2))
-            broker.deliver(1, 2)
-            await asyncio.sleep(0.02)
-        assert broker.answered("FIN") == [1]
-        assert broker.answered("REQ") == [2], "its handler was cancelled"
-        await asyncio.wait([running])
+    async with consuming(close_timeout_s=0.3) as (broker, consumer):
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        broker.deliver(1, 2)
+        await asyncio.sleep(0.02)
+    assert broker.answered("FIN") == [1]
+    assert broker.answered("REQ") == [2], "its handler was cancelled"
+    await asyncio.wait([running])
 
 
 async def test_cancelling_requeues_messages_being_handled() -> None:
     async def handle(_message: Message) -> None:
         await asyncio.sleep(60)
 
-    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+    async with consuming() as (broker, consumer):
         running = asyncio.create_task(consumer.run(handle, concurrency=2))
         broker.deliver(1, 2)
         await asyncio.sleep(0.02)

@@ -13,8 +13,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.client.consumer.consuming import running
 from tests.unit.client.recorded_hooks import RecordedHooks
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, at
 
 from martlet.client import (
     Backoff,
@@ -34,26 +35,15 @@ from martlet.client.otel import otel_hooks
 FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
-class Script:
-    """Refuse a bad body, and hang up once on request."""
-
-    def __init__(self) -> None:
-        self.has_hung_up = False
-
-    async def __call__(self, command: Command) -> bool:
-        if b"bad" in command.bodies:
-            command.peer.fail(b"E_BAD_MESSAGE bad")
-            return True
-        if b"hang up" in command.bodies and not self.has_hung_up:
-            self.has_hung_up = True
-            command.peer.hang_up()
-            return True
-        return False
-
-
 @pytest.fixture
 async def broker() -> AsyncIterator[ScriptedBroker]:
-    async with ScriptedBroker(Script()) as scripted:
+    refuse = at(b"bad", act=lambda peer: peer.fail(b"E_BAD_MESSAGE bad"))
+    hang_up = at(b"hang up", act=lambda peer: peer.hang_up(), times=1)
+
+    async def script(command: Command) -> bool:
+        return await refuse(command) or await hang_up(command)
+
+    async with ScriptedBroker(script) as scripted:
         yield scripted
 
 
@@ -112,20 +102,15 @@ async def test_producer_hooks_are_called_for_connections(
 async def test_consumer_hooks_are_called_for_runs_and_each_handler(
     broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
-    failed: list[bytes] = []
-
     async def handle(message: Message) -> None:
         if message.body == b"body 1":
-            failed.append(message.body)
             raise ValueError
 
     async with Consumer("t", "c", broker.address, hooks=journal.hooks()) as consumer:
         await broker.until(broker.ready_counts)
-        running = asyncio.create_task(consumer.run(handle))
-        broker.deliver(*range(3))
-        await broker.until(lambda: len(broker.answered("FIN") + broker.answered("REQ")) == 3)
-        consumer.stop()
-        await running
+        async with running(consumer, handle):
+            broker.deliver(*range(3))
+            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 3)
     handled = journal.of("on_handle", "on_handled")
     assert handled == [
         ("on_handle", ("t", "c", b"body 0", 1)),
@@ -136,10 +121,9 @@ async def test_consumer_hooks_are_called_for_runs_and_each_handler(
         ("on_handled", ("t", "c", b"body 2", 1), None),
     ]
     received = journal.of("on_received")
-    assert sum(each[2] for each in received) == 3
+    assert journal.sum("on_received") == 3
     assert sum(each[3] for each in received) == 3 * len(b"body 0")
-    assert sum(each[2] for each in journal.of("on_finished")) == 2
-    assert sum(each[2] for each in journal.of("on_requeued")) == 1
+    assert (journal.sum("on_finished"), journal.sum("on_requeued")) == (2, 1)
     assert journal.of("on_connected") == [("on_connected", broker.address)]
     assert journal.of("on_lost") == [], "it was closed"
 
@@ -151,22 +135,17 @@ async def test_a_hook_that_fails_is_logged_and_changes_nothing(
         raise ValueError("on purpose")
 
     hooks = Hooks(**dict.fromkeys(Hooks.__dataclass_fields__, fail))
-    done = asyncio.Event()
 
-    async def handle(_message: Message) -> None:
-        done.set()
+    async def handle(_message: Message) -> None: ...
 
     async with (
         Producer(broker.address, hooks=hooks) as producer,
         Consumer("t", "c", broker.address, hooks=hooks) as consumer,
     ):
         await producer.publish("t", b"x")
-        running = asyncio.create_task(consumer.run(handle))
-        broker.deliver(1)
-        await asyncio.wait_for(done.wait(), 50)
-        await broker.until(lambda: broker.answered("FIN"))
-        consumer.stop()
-        await running
+        async with running(consumer, handle):
+            broker.deliver(1)
+            await broker.until(lambda: broker.answered("FIN"))
     failures = {each.getMessage() for each in caplog.records}
     assert {"the hook on_publish failed", "the hook on_handled failed"} <= failures
 
@@ -205,15 +184,13 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
         context.reset(handling.state)
 
     hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
-    async with Consumer("t", "c", broker.address, hooks=hooks) as consumer:
-        running = asyncio.create_task(
-            consumer.run(handle, on=on)  # type: ignore[call-overload]
-        )
+    async with (
+        Consumer("t", "c", broker.address, hooks=hooks) as consumer,
+        running(consumer, handle, on=on),
+    ):
         await broker.until(broker.ready_counts)
         broker.deliver(1, 2)
         await broker.until(lambda: len(broker.answered("FIN")) == 2)
-        consumer.stop()
-        await running
     assert seen == ["hook of body 1 body 1", "hook of body 2 body 2"]
 
 
@@ -265,12 +242,10 @@ async def test_opentelemetry_has_spans_and_metrics(
             await producer.publish_many("t", [b"one", b"two"])
             with pytest.raises(PublishRefused):
                 await producer.publish("t", b"bad")
-        running = asyncio.create_task(consumer.run(handle))
         broker.peers.append(broker.named("SUB")[0].peer)  # It delivers to the last.
-        broker.deliver(1, 2)
-        await broker.until(lambda: len(broker.answered("FIN") + broker.answered("REQ")) == 2)
-        consumer.stop()
-        await running
+        async with running(consumer, handle):
+            broker.deliver(1, 2)
+            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 2)
     spans = {
         (each.name, index): each for index, each in enumerate(telemetry.spans.get_finished_spans())
     }

@@ -8,37 +8,23 @@ from contextlib import contextmanager
 from typing import cast
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
+from tests.unit.client.scripted_broker import Mood, ScriptedBroker, message_frame
 
 from martlet.client import Closed, ConnectionLost, Hooks, Message, PublishTimeout
 from martlet.client.sync import Admin, Consumer, Producer
 from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 
-class Mute:
-    """A script that answers no publishes while it is mute."""
-
-    def __init__(self) -> None:
-        self.is_mute = False
-        self.held: list[Command] = []
-
-    async def __call__(self, command: Command) -> bool:
-        if self.is_mute and command.name == "PUB":
-            self.held.append(command)
-            return True
-        return False
-
-
 @pytest.fixture
-def mute() -> Mute:
-    return Mute()
+def mood() -> Mood:
+    return Mood()
 
 
 @contextmanager
-def listening(mute: Mute, message_timeout_ms: int) -> Iterator[ScriptedBroker]:
+def listening(mood: Mood, message_timeout_ms: int) -> Iterator[ScriptedBroker]:
     """A broker in a thread of its own, which no test's blocking holds up."""
     thread = LoopThread()
-    broker = ScriptedBroker(mute, msg_timeout=message_timeout_ms, max_msg_timeout=60_000)
+    broker = ScriptedBroker(mood, msg_timeout=message_timeout_ms, max_msg_timeout=60_000)
     thread.call(broker.listen())
     yield broker
     thread.call(broker.go_away())
@@ -46,15 +32,15 @@ def listening(mute: Mute, message_timeout_ms: int) -> Iterator[ScriptedBroker]:
 
 
 @pytest.fixture
-def broker(mute: Mute) -> Iterator[ScriptedBroker]:
-    with listening(mute, 60_000) as broker:
+def broker(mood: Mood) -> Iterator[ScriptedBroker]:
+    with listening(mood, 60_000) as broker:
         yield broker
 
 
 @pytest.fixture
-def hasty(mute: Mute) -> Iterator[ScriptedBroker]:
+def hasty(mood: Mood) -> Iterator[ScriptedBroker]:
     """A broker whose messages time out soon."""
-    with listening(mute, 300) as broker:
+    with listening(mood, 300) as broker:
         yield broker
 
 
@@ -160,11 +146,11 @@ def test_finishes_in_a_row_are_written_in_few_pieces(broker: ScriptedBroker) -> 
     assert broker.answered("FIN") == list(range(500))
 
 
-def test_a_publish_that_is_cancelled_is_not_sent(broker: ScriptedBroker, mute: Mute) -> None:
-    mute.is_mute = True
+def test_a_publish_that_is_cancelled_is_not_sent(broker: ScriptedBroker, mood: Mood) -> None:
+    mood.does = "hold"
     with Producer(broker.address, timeout_s=0.5) as producer:
         first = producer.submit("t", b"1")
-        until(lambda: mute.held)
+        until(lambda: mood.held)
         second = producer.submit("t", b"2")
         assert second.cancel()
         with pytest.raises(PublishTimeout):
@@ -173,8 +159,8 @@ def test_a_publish_that_is_cancelled_is_not_sent(broker: ScriptedBroker, mute: M
         assert producer.stats.pending_messages <= 1
 
 
-def test_a_future_has_its_error(broker: ScriptedBroker, mute: Mute) -> None:
-    mute.is_mute = True
+def test_a_future_has_its_error(broker: ScriptedBroker, mood: Mood) -> None:
+    mood.does = "hold"
     with Producer(broker.address, timeout_s=0.2) as producer:
         future = producer.submit("t", b"x")
         with pytest.raises(PublishTimeout, match="did not answer"):

@@ -1,7 +1,6 @@
 """Batches: many messages at once, answered in one write."""
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -155,10 +154,3 @@ async def test_batches_end_when_the_consumer_is_stopped() -> None:
         await asyncio.sleep(0.02)
         consumer.stop()
         assert await counting == 1
-
-
-async def test_a_message_larger_than_a_read_arrives() -> None:
-    async with consuming() as (broker, consumer):
-        body = struct.pack(">I", 7) * 500_000
-        deliver(broker, [b"before", body, b"after"])
-        assert [(await anext(consumer)).body for _ in range(3)] == [b"before", body, b"after"]

@@ -6,7 +6,7 @@ import time
 import pytest
 from tests.polling import until
 from tests.unit.client.consumer.consuming import consuming
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, at, message_frame
 
 from martlet.client import (
     AlreadyAnswered,
@@ -14,7 +14,6 @@ from martlet.client import (
     Closed,
     Consumer,
     Identity,
-    InvalidName,
     Message,
     Rotation,
     SubscribeRefused,
@@ -25,13 +24,10 @@ FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
 async def test_a_consumer_subscribes_and_asks_for_messages() -> None:
-    async with (
-        ScriptedBroker() as broker,
-        Consumer("orders", "billing", broker.address, max_in_flight=7) as consumer,
-    ):
+    async with consuming(max_in_flight=7) as (broker, consumer):
         assert consumer.connected_count == 1
         await broker.until(lambda: broker.named("RDY"))
-        assert broker.commands[0].words == ["SUB", "orders", "billing"]
+        assert broker.commands[0].words == ["SUB", "t", "c"]
         assert broker.ready_counts() == [7]
 
 
@@ -70,9 +66,8 @@ async def test_messages_are_iterated_and_finished_by_the_application() -> None:
         with pytest.raises(ValueError, match="delay_ms=-1"):
             Message(None, 0, 1, b"", b"").requeue(-1)
         await broker.until(lambda: broker.named("REQ"))
-        assert consumer.counts.received == 2
-        assert consumer.counts.finished == 1
-        assert consumer.counts.requeued == 1
+        counts = consumer.counts
+        assert (counts.received, counts.finished, counts.requeued) == (2, 1, 1)
     names = [command.name for command in broker.commands]
     assert names == ["SUB", "RDY", "TOUCH", "FIN", "REQ", "RDY", "CLS"]
     assert broker.named("REQ")[0].words[2] == "1500"
@@ -90,13 +85,7 @@ async def test_a_broker_that_falls_silent_is_left_for_a_new_connection() -> None
 
 
 async def test_a_subscribe_that_is_not_answered_is_tried_on_a_new_connection() -> None:
-    async def script(command: Command) -> bool:
-        if command.name != "SUB" or len(broker.peers) > 1:
-            return False
-        command.peer.answer(b"_heartbeat_")
-        return True
-
-    broker = ScriptedBroker(script)
+    broker = ScriptedBroker(at("SUB", act=lambda peer: peer.answer(b"_heartbeat_"), times=1))
     async with consuming(broker, connect_timeout_s=0.2, backoff=FAST) as (_, consumer):
         assert "no answer to SUB within 0.2 s" in consumer.stats.connections[0].last_error
         await until(lambda: consumer.connected_count == 1)
@@ -206,64 +195,37 @@ async def test_answers_that_came_too_late_are_counted_and_harm_nothing(
 
 
 async def test_a_channel_name_that_the_broker_refuses_is_reported() -> None:
-    async def script(command: Command) -> bool:
-        if command.name == "SUB":
-            command.peer.fail(b"E_BAD_CHANNEL SUB channel name is not valid")
-            return True
-        return False
-
-    async with ScriptedBroker(script) as broker:
-        with pytest.raises(SubscribeRefused, match="E_BAD_CHANNEL"):
-            async with Consumer("t", "c", broker.address):
-                pass
-    with pytest.raises(InvalidName, match="channel"):
-        Consumer("t", "c c", broker.address)
+    refuse = at("SUB", act=lambda peer: peer.fail(b"E_BAD_CHANNEL SUB channel name is not valid"))
+    with pytest.raises(SubscribeRefused, match="E_BAD_CHANNEL"):
+        async with consuming(ScriptedBroker(refuse)):
+            pass
 
 
 async def test_a_refusal_at_reconnect_ends_waiting_calls() -> None:
-    refuse = False
-
-    async def script(command: Command) -> bool:
-        if command.name == "SUB" and refuse:
-            command.peer.fail(b"E_BAD_TOPIC SUB topic name is not valid")
-            return True
-        return False
-
-    async with consuming(ScriptedBroker(script), backoff=FAST) as (broker, consumer):
-        refuse = True
+    async with consuming(backoff=FAST) as (broker, consumer):
+        refusal = b"E_BAD_TOPIC SUB topic name is not valid"
+        broker.script = at("SUB", act=lambda peer: peer.fail(refusal))
         running = asyncio.create_task(consumer.run(lambda _message: None, concurrency=2))
         await asyncio.sleep(0)
         broker.peers[0].hang_up()
-        with pytest.raises(SubscribeRefused, match="E_BAD_TOPIC"):
-            await running
-        with pytest.raises(SubscribeRefused):
-            await anext(consumer)
-        with pytest.raises(SubscribeRefused):
-            async for _ in consumer.batches():
-                pass
+        for waiting in (running, anext(consumer), anext(consumer.batches())):
+            with pytest.raises(SubscribeRefused, match="E_BAD_TOPIC"):
+                await waiting
 
 
 async def test_a_channel_that_is_full_is_tried_again() -> None:
-    async def script(command: Command) -> bool:
-        if command.name == "SUB" and len(broker.named("SUB")) < 3:
-            command.peer.fail(b"E_SUB_FAILED SUB failed too many channel consumers")
-            return True
-        return False
-
-    async with ScriptedBroker(script) as broker:
-        async with Consumer("t", "c", broker.address, backoff=FAST):
-            await broker.until(lambda: broker.named("RDY"))
+    refusal = b"E_SUB_FAILED SUB failed too many channel consumers"
+    full = ScriptedBroker(at("SUB", act=lambda peer: peer.fail(refusal), times=2))
+    async with consuming(full, backoff=FAST) as (broker, _):
+        await broker.until(lambda: broker.named("RDY"))
         assert len(broker.named("SUB")) == 3
 
 
-async def test_senseless_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_in_flight=0"):
-        Consumer("t", "c", "a:1", max_in_flight=0)
+async def test_a_consumer_is_used_in_its_block_and_once() -> None:
     consumer = Consumer("t", "c", "a:1")
-    with pytest.raises(Closed, match="async with"):
-        await consumer.run(print)
-    with pytest.raises(Closed, match="async with"):
-        await anext(consumer)
+    for call in (consumer.run(print), anext(consumer)):
+        with pytest.raises(Closed, match="async with"):
+            await call
     async with consuming() as (_, consumer):
         with pytest.raises(Closed, match="used once"):
             await consumer.__aenter__()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.polling import until
 from tests.unit.client.consumer.consuming import consuming
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import ScriptedBroker, silent_at
 
 from martlet.client import Consumer, Message
 from martlet.client.consumer.handling.backoff import BackoffState
@@ -108,19 +108,11 @@ async def test_a_blocked_event_loop_is_logged(
 
 
 async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() -> None:
-    async def silent(command: Command) -> bool:
-        return command.name == "IDENTIFY"
-
     causes: list[str] = []
-    async with ScriptedBroker() as one, ScriptedBroker(silent) as two:
-        consumer = Consumer(
-            "t",
-            "c",
-            [one.address, two.address],
-            connect_timeout_s=0.3,
-            stall_after_s=0.05,
-            on_stall=causes.append,
-        )
+    settings: dict[str, Any] = {"stall_after_s": 0.05, "on_stall": causes.append}
+    async with ScriptedBroker() as one, ScriptedBroker(silent_at("IDENTIFY")) as two:
+        addresses = [one.address, two.address]
+        consumer = Consumer("t", "c", addresses, connect_timeout_s=0.3, **settings)
         entering = asyncio.create_task(consumer.__aenter__())
         await one.until(lambda: one.named("RDY"))
         one.deliver(1, 2)
@@ -167,8 +159,3 @@ async def test_an_unforeseen_error_of_a_connection_is_reported(
         with pytest.raises(RuntimeError, match="a bug"):
             await running
     assert causes == ["keeping a connection broke: RuntimeError('a bug')"]
-
-
-def test_a_senseless_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="stall_after_s=-1"):
-        Consumer("t", "c", "a:1", stall_after_s=-1)

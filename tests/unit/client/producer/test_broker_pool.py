@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.polling import until
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import Command, Mood, ScriptedBroker, silent_at
 
 from martlet.addresses import Address
 from martlet.client import (
@@ -24,31 +24,6 @@ from martlet.client.transport.discovery import Discovery
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 SLOW = Backoff(first_s=30, max_s=30, jitter=0)
-PUBLISHES = {"PUB", "MPUB", "DPUB"}
-
-
-class Mood:
-    """A script whose broker stores, refuses, stays silent, or hangs up, as the test sets it."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.does = "store"
-        self.held: list[Command] = []
-
-    async def __call__(self, command: Command) -> bool:
-        if command.name not in PUBLISHES or self.does == "store":
-            return False
-        if self.does == "refuse":
-            command.peer.fail(f"E_{command.name}_FAILED {command.name} failed disk full".encode())
-        elif self.does == "hang up":
-            command.peer.hang_up()
-        else:
-            self.held.append(command)
-        return True
-
-    def answer(self) -> None:
-        while self.held:
-            self.held.pop(0).peer.answer()
 
 
 @pytest.fixture
@@ -303,11 +278,8 @@ async def test_submit_is_limited_by_bytes_too(brokers: list[ScriptedBroker]) -> 
 
 
 async def test_closing_does_not_wait_for_a_silent_broker(brokers: list[ScriptedBroker]) -> None:
-    async def says_nothing(_command: Command) -> bool:
-        return True
-
     async with (
-        ScriptedBroker(says_nothing) as silent,
+        ScriptedBroker(silent_at("IDENTIFY")) as silent,
         asyncio.timeout(50),
         Producer([brokers[0].address, silent.address]) as producer,
     ):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.polling import until
-from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker
+from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, as_any_broker, at
 
 from martlet.addresses import Address
 from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
@@ -62,7 +62,7 @@ class Replica:
         return True
 
 
-def replica(script: Replica, broker: str = "x", epoch: int = 1) -> ScriptedBroker:
+def replica(script: Script, broker: str = "x", epoch: int = 1) -> ScriptedBroker:
     fields = {"broker": broker, "epoch": epoch, "replicas": True} if broker else {}
     return ScriptedBroker(script, martlet={"version": 1} | fields)
 
@@ -162,26 +162,15 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
     """Its delay is for a broker that may store it later, and not for another run of it."""
     monkeypatch.setattr(accumulator, "_BACKOFF", SLOW)
     log = Log()
-    next_one = Replica(log)
-    refused = asyncio.Event()
-
-    async def leave(command: Command) -> bool:
-        if command.name != "SEND":
-            return False
-        command.peer.answer(b'{"status": "REFUSED", "text": "replica b becomes primary"}')
-        refused.set()
-        return True
-
-    fields = {"version": 1, "broker": "x", "epoch": 1, "replicas": True}
+    refusal = b'{"status": "REFUSED", "text": "replica b becomes primary"}'
     async with (
         asyncio.timeout(50),
-        away(replica(next_one, epoch=2)) as two,
-        ScriptedBroker(leave, martlet=fields) as one,
+        away(replica(Replica(log), epoch=2)) as two,
+        replica(at("SEND", act=lambda peer: peer.answer(refusal))) as one,
         Producer([one.address, two.address], backoff=FAST, send_timeout_s=60) as producer,
     ):
         await all_up(producer, 1)
         sent = producer.send_async("t", b"0")
-        await refused.wait()
         await until(lambda: producer.stats.retried > 0)
         await two.listen()
         await one.go_away()
@@ -190,25 +179,11 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
 
 async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_one() -> None:
     """It raised PublishRefused, although the next primary was there a moment later."""
-
-    async def leave(command: Command) -> bool:
-        if command.name not in ("PUB", "MPUB"):
-            return False
-        reason = f"{command.name} failed replica b becomes primary: publish again"
-        command.peer.fail(f"E_{command.name}_FAILED {reason}".encode())
-        return True
-
-    async def store(command: Command) -> bool:
-        return False
-
-    def run_of(script: Script, epoch: int) -> ScriptedBroker:
-        martlet = {"version": 1, "broker": "x", "epoch": epoch, "replicas": True}
-        return ScriptedBroker(script, martlet=martlet)
-
+    refusal = b"E_PUB_FAILED PUB failed replica b becomes primary: publish again"
     async with (
         asyncio.timeout(50),
-        away(run_of(store, 2)) as two,
-        run_of(leave, 1) as one,
+        away(replica(as_any_broker, epoch=2)) as two,
+        replica(at("PUB", "MPUB", act=lambda peer: peer.fail(refusal))) as one,
         Producer([one.address, two.address], backoff=FAST, retries=0) as producer,
     ):
         await all_up(producer, 1)
@@ -283,7 +258,7 @@ async def test_another_broker_at_the_address_gets_none_of_the_numbered_sends() -
         await broker.until(lambda: before.sends)
         await broker.go_away()
         broker._features["martlet"] = {"version": 1, "broker": "y", "epoch": 1, "replicas": True}
-        broker._script = after
+        broker.script = after
         await broker.listen()
         with pytest.raises(PublishTimeout):
             await send

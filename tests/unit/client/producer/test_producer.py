@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import Mood, ScriptedBroker, at
 
 from martlet.client import (
     Backoff,
@@ -27,32 +27,14 @@ from martlet.client.producer.options import SendOptions
 FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
-class Silence:
-    """A script that leaves publishes unanswered until the test lets it answer."""
-
-    def __init__(self) -> None:
-        self.held: list[Command] = []
-        self.silent = True
-
-    async def __call__(self, command: Command) -> bool:
-        if self.silent and command.name in {"PUB", "MPUB", "DPUB"}:
-            self.held.append(command)
-            return True
-        return False
-
-    def answer(self) -> None:
-        while self.held:
-            self.held.pop(0).peer.answer()
-
-
 async def test_a_publish_returns_when_the_broker_has_said_ok() -> None:
-    silence = Silence()
-    async with ScriptedBroker(silence) as broker, Producer(broker.address) as producer:
+    mood = Mood("hold")
+    async with ScriptedBroker(mood) as broker, Producer(broker.address) as producer:
         publish = asyncio.create_task(producer.publish("orders", b"one"))
-        await broker.until(lambda: silence.held)
+        await broker.until(lambda: mood.held)
         await asyncio.sleep(0.01)
         assert not publish.done()
-        silence.answer()
+        mood.answer()
         await publish
     assert [(command.words, command.bodies) for command in broker.commands] == [
         (["PUB", "orders"], [b"one"])
@@ -75,31 +57,31 @@ async def test_publishes_of_one_turn_go_in_one_command_per_topic() -> None:
 
 
 async def test_publishes_do_not_wait_for_each_others_answers() -> None:
-    silence = Silence()
-    async with ScriptedBroker(silence) as broker, Producer(broker.address) as producer:
+    mood = Mood("hold")
+    async with ScriptedBroker(mood) as broker, Producer(broker.address) as producer:
         publishes = []
         for number in range(5):
             publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
-            await broker.until(lambda: len(silence.held) == len(publishes))
+            await broker.until(lambda: len(mood.held) == len(publishes))
         assert broker.bodies() == [b"0", b"1", b"2", b"3", b"4"]
-        silence.answer()
+        mood.answer()
         await asyncio.gather(*publishes)
 
 
 async def test_unanswered_publishes_are_sent_again_in_order() -> None:
-    silence = Silence()
+    mood = Mood("hold")
     async with (
-        ScriptedBroker(silence) as broker,
+        ScriptedBroker(mood) as broker,
         Producer(broker.address, backoff=FAST) as producer,
     ):
         publishes = []
         for number in range(4):
             publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
-            await broker.until(lambda: len(silence.held) == len(publishes))
-        silence.held.pop(0).peer.answer()
+            await broker.until(lambda: len(mood.held) == len(publishes))
+        mood.held.pop(0).peer.answer()
         await publishes[0]
         before = len(broker.commands)
-        silence.silent = False
+        mood.does = "store"
         await broker.go_away()
         publishes.append(asyncio.create_task(producer.publish("t", b"4")))
         await asyncio.sleep(0.05)
@@ -109,40 +91,12 @@ async def test_unanswered_publishes_are_sent_again_in_order() -> None:
         assert again == [b"1", b"2", b"3", b"4"], "each once, and not what was answered"
 
 
-async def test_the_first_repeated_publish_goes_by_itself() -> None:
-    silence = Silence()
-    async with (
-        ScriptedBroker(silence) as broker,
-        Producer(broker.address, backoff=FAST) as producer,
-    ):
-        one = asyncio.create_task(producer.publish("one", b"1"))
-        await broker.until(lambda: silence.held)
-        two = asyncio.create_task(producer.publish("two", b"2"))
-        await broker.until(lambda: len(silence.held) == 2)
-        silence.held.clear()
-        broker.peers[0].hang_up()
-        await broker.until(lambda: silence.held)
-        await asyncio.sleep(0.05)
-        assert [item.words[1] for item in silence.held] == ["one"]
-        silence.answer()
-        await one
-        await broker.until(lambda: silence.held)
-        silence.answer()
-        await two
-
-
 async def test_a_refused_publish_is_reported_and_the_next_one_works() -> None:
-    async def script(command: Command) -> bool:
-        if b"bad" in command.bodies:
-            command.peer.fail(b"E_PUB_FAILED PUB failed disk full")
-            return True
-        return False
-
+    script = at(b"bad", act=lambda peer: peer.fail(b"E_PUB_FAILED PUB failed disk full"))
     async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
         with pytest.raises(PublishRefused, match="disk full") as refused:
             await producer.publish("t", b"bad")
-        assert refused.value.code == "E_PUB_FAILED"
-        assert refused.value.text == "PUB failed disk full"
+        assert (refused.value.code, refused.value.text) == ("E_PUB_FAILED", "PUB failed disk full")
         await producer.publish("t", b"good")
     assert broker.bodies() == [b"bad", b"good"]
 
@@ -150,23 +104,12 @@ async def test_a_refused_publish_is_reported_and_the_next_one_works() -> None:
 @pytest.mark.parametrize("answer", [b"CLOSE_WAIT", b'{"max_rdy_count":1}', b"", b"OKAY"])
 async def test_only_ok_is_an_ok(answer: bytes) -> None:
     """Whatever came in the place of the answer was taken for one."""
-    is_strange = True
-
-    async def script(command: Command) -> bool:
-        nonlocal is_strange
-        if command.name == "PUB" and is_strange:
-            is_strange = False
-            command.peer.answer(answer)
-            return True
-        return False
-
+    script = at("PUB", act=lambda peer: peer.answer(answer), times=1)
     async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
         with pytest.raises(PublishUnclear) as raised:
             await producer.publish("t", b"one")
-        assert (
-            str(raised.value)
-            == f"{broker.address} answered a publish with {answer!r} instead of OK"
-        )
+        said = f"{broker.address} answered a publish with {answer!r} instead of OK"
+        assert str(raised.value) == said
         await producer.publish("t", b"two")
         assert len(broker.peers) == 2, "what it says next may be the answer to the one before"
         assert producer.stats.pending_messages == 0
@@ -176,27 +119,17 @@ async def test_only_ok_is_an_ok(answer: bytes) -> None:
 
 
 async def test_a_bad_message_does_not_fail_those_that_came_along() -> None:
-    async def script(command: Command) -> bool:
-        if b"bad" in command.bodies:
-            command.peer.fail(b"E_BAD_MESSAGE MPUB message too big")
-            return True
-        return False
-
+    script = at(b"bad", act=lambda peer: peer.fail(b"E_BAD_MESSAGE MPUB message too big"))
     async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
         outcomes = await asyncio.gather(
             *(producer.publish("t", body) for body in [b"a", b"bad", b"c"]),
             producer.publish_many("t", [b"d", b"e"]),
             return_exceptions=True,
         )
-    assert outcomes[0] is None
-    assert isinstance(outcomes[1], PublishRefused)
-    assert outcomes[2:] == [None, 2]
-    assert [command.bodies for command in broker.commands[1:]] == [
-        [b"a"],
-        [b"bad"],
-        [b"c"],
-        [b"d", b"e"],
-    ]
+    assert isinstance(outcomes.pop(1), PublishRefused)
+    assert outcomes == [None, None, 2]
+    sent = [command.bodies for command in broker.commands[1:]]
+    assert sent == [[b"a"], [b"bad"], [b"c"], [b"d", b"e"]]
 
 
 async def test_a_publish_gives_up_in_time_and_is_not_sent_later() -> None:
@@ -211,9 +144,9 @@ async def test_a_publish_gives_up_in_time_and_is_not_sent_later() -> None:
 
 
 async def test_a_broker_that_never_answers_is_a_timeout_that_names_it() -> None:
-    silence = Silence()
+    mood = Mood("hold")
     async with (
-        ScriptedBroker(silence) as broker,
+        ScriptedBroker(mood) as broker,
         Producer(broker.address, timeout_s=0.2) as producer,
     ):
         with pytest.raises(
@@ -303,28 +236,8 @@ async def test_publish_many_leaves_the_loop_its_turns() -> None:
     assert turns > 20
 
 
-async def test_no_more_is_in_flight_than_allowed() -> None:
-    silence = Silence()
-    limits = Limits(max_in_flight_messages=10)
-    async with (
-        ScriptedBroker(silence) as broker,
-        Producer(broker.address, limits=limits) as producer,
-    ):
-        publishes = [asyncio.create_task(producer.publish("t", b"%d" % n)) for n in range(25)]
-        await broker.until(lambda: len(broker.bodies()) == 10)
-        await asyncio.sleep(0.02)
-        assert len(broker.bodies()) == 10
-        silence.answer()
-        await broker.until(lambda: len(broker.bodies()) == 20)
-        silence.answer()
-        await broker.until(lambda: len(broker.bodies()) == 25)
-        silence.answer()
-        await asyncio.gather(*publishes)
-    assert broker.bodies() == [b"%d" % n for n in range(25)]
-
-
 async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
-    silence = Silence()
+    mood = Mood("hold")
     limits = Limits(max_in_flight_bytes=1040, max_body_bytes=208)  # 20 messages, 3 a command
     taken = 0
 
@@ -335,7 +248,7 @@ async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
             yield b"x" * 48
 
     async with (
-        ScriptedBroker(silence) as broker,
+        ScriptedBroker(mood) as broker,
         Producer(broker.address, limits=limits) as producer,
     ):
         publish = asyncio.create_task(producer.publish_many("t", bodies()))
@@ -343,8 +256,8 @@ async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
         await asyncio.sleep(0.02)
         assert len(broker.bodies()) <= 20
         assert taken <= 30
-        silence.silent = False
-        silence.answer()
+        mood.does = "store"
+        mood.answer()
         assert await publish == 1000
     assert len(broker.bodies()) == 1000
 
@@ -378,12 +291,12 @@ async def test_a_broker_that_wants_auth_is_reported() -> None:
 
 
 async def test_closing_waits_for_pending_publishes() -> None:
-    silence = Silence()
-    async with ScriptedBroker(silence) as broker:
+    mood = Mood("hold")
+    async with ScriptedBroker(mood) as broker:
         async with Producer(broker.address) as producer:
             publish = asyncio.create_task(producer.publish("t", b"one"))
-            await broker.until(lambda: silence.held)
-            asyncio.get_running_loop().call_later(0.05, silence.answer)
+            await broker.until(lambda: mood.held)
+            asyncio.get_running_loop().call_later(0.05, mood.answer)
         assert publish.done()
         await publish
         with pytest.raises(Closed, match="closed"):
@@ -407,15 +320,9 @@ async def test_the_connection_is_made_again_while_nothing_is_published(
 
 
 async def test_a_broker_that_hangs_up_each_time_is_not_stormed() -> None:
-    async def script(command: Command) -> bool:
-        if command.name == "PUB":
-            command.peer.hang_up()
-            return True
-        return False
-
     backoff = Backoff(first_s=0.05, max_s=10, jitter=0)
     async with (
-        ScriptedBroker(script) as broker,
+        ScriptedBroker(Mood("hang up")) as broker,
         Producer(broker.address, timeout_s=1, backoff=backoff) as producer,
     ):
         with pytest.raises(PublishTimeout):
@@ -425,12 +332,7 @@ async def test_a_broker_that_hangs_up_each_time_is_not_stormed() -> None:
 
 
 async def test_a_send_that_is_refused_for_now_is_tried_as_often_as_it_may_be() -> None:
-    async def refuse(command: Command) -> bool:
-        if command.name != "SEND":
-            return False
-        command.peer.fail(b"E_AUTH_FAILED AUTH failed")
-        return True
-
+    refuse = at("SEND", act=lambda peer: peer.fail(b"E_AUTH_FAILED AUTH failed"))
     async with (
         ScriptedBroker(refuse, martlet={"version": 1}) as broker,
         Producer(broker.address, send_timeout_s=60) as producer,

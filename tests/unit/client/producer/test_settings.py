@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import ScriptedBroker, silent_at
 
 from martlet.client import (
     ConnectionSettings,
@@ -18,19 +18,17 @@ from martlet.client import (
 
 
 async def test_a_keyword_is_in_the_place_of_a_settings_field() -> None:
-    async def says_nothing(command: Command) -> bool:
-        return command.name == "PUB"
-
     connection = ConnectionSettings(connect_timeout_s=2)
     publishing = PublishSettings(timeout_s=20, limits=Limits(max_message_bytes=100))
-    async with ScriptedBroker(says_nothing) as broker:
-        producer = Producer(
+    async with (
+        ScriptedBroker(silent_at("PUB")) as broker,
+        Producer(
             broker.address, connection=connection, publishing=publishing, timeout_s=0.3
-        )
-        async with producer:
-            with pytest.raises(PublishTimeout, match=r"0\.3 s"):
-                await producer.publish("t", b"x")
-            assert producer._max_bytes == 100
+        ) as producer,
+    ):
+        with pytest.raises(PublishTimeout, match=r"0\.3 s"):
+            await producer.publish("t", b"x")
+        assert producer._max_bytes == 100
     assert publishing.timeout_s == 20
 
 

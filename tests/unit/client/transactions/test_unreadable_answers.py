@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker
+from tests.unit.client.scripted_broker import ScriptedBroker, at
 
 from martlet.client import Outcome, PendingTransaction, Producer, TransactionUnclear
 from martlet.client.errors import ConnectionLost
@@ -18,11 +18,7 @@ from martlet.client.transport.connection import Connection
 
 @pytest.mark.parametrize("answer", [b"OK", b"[]", b'{"text": "no status"}', b"{"])
 async def test_a_step_with_an_unreadable_answer_is_unclear(answer: bytes) -> None:
-    async def script(command: Command) -> bool:
-        if command.name == "SEND":
-            command.peer.answer(answer)
-        return command.name == "SEND"
-
+    script = at("SEND", act=lambda peer: peer.answer(answer))
     async with (
         ScriptedBroker(script, martlet={"version": 1}) as broker,
         Producer(broker.address) as producer,

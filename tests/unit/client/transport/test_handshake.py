@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, frame
+from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, at, frame
 
 from martlet.addresses import Address
 from martlet.client import (
@@ -33,13 +34,7 @@ FAST = Backoff(first_s=0.01, max_s=0.02)
 
 def answering(*frames: bytes) -> Script:
     """Answers IDENTIFY with these frames, in one piece."""
-
-    async def script(command: Command) -> bool:
-        if command.name == "IDENTIFY":
-            command.peer.send(b"".join(frames))
-        return command.name == "IDENTIFY"
-
-    return script
+    return at("IDENTIFY", act=lambda peer: peer.send(b"".join(frames)))
 
 
 def agreed(**features: object) -> bytes:
@@ -148,12 +143,7 @@ async def test_heartbeats_in_the_handshake_are_answered_and_lose_nothing() -> No
 
 
 async def test_a_broker_that_hangs_up_is_tried_again() -> None:
-    async def script(command: Command) -> bool:
-        if command.name == "IDENTIFY" and len(broker.identities) < 3:
-            command.peer.hang_up()
-            return True
-        return False
-
+    script = at("IDENTIFY", act=lambda peer: peer.hang_up(), times=2)
     async with (
         ScriptedBroker(script) as broker,
         Producer(broker.address, backoff=FAST, timeout_s=5) as producer,
@@ -162,18 +152,16 @@ async def test_a_broker_that_hangs_up_is_tried_again() -> None:
     assert len(broker.identities) == 3
 
 
-async def test_a_broker_that_says_nothing_is_given_up() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_broker_that_says_nothing_is_given_up(tls: bool) -> None:
     async def deaf(command: Command) -> bool:
-        command.peer.send(agreed(tls_v1=True))
+        command.peer.send(agreed(tls_v1=True) if tls else b"")
         await asyncio.Event().wait()
         return True
 
-    async with ScriptedBroker(answering(b"")) as broker:
-        with pytest.raises(ConnectFailed, match=r"no answer within 0\.1 s"):
-            await Connection.open(Address.parse(broker.address), Identity(), timeout_s=0.1)
     async with ScriptedBroker(deaf) as broker:
         with pytest.raises(ConnectFailed, match=r"within 0\.1 s"):
-            await Connection.open(Address.parse(broker.address), Identity(tls=True), timeout_s=0.1)
+            await Connection.open(Address.parse(broker.address), Identity(tls=tls), timeout_s=0.1)
 
 
 async def test_a_refusal_is_hopeless_only_when_all_refuse() -> None:
@@ -195,30 +183,20 @@ async def test_a_client_that_was_accepted_before_is_patient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dialer, "PATIENCE_S", 0.2)
-    refusals = 0
-
-    async def script(command: Command) -> bool:
-        nonlocal refusals
-        if command.name == "IDENTIFY" and refusals:
-            refusals -= 1
-            command.peer.fail(b"E_BAD_BODY IDENTIFY no")
-            return True
-        return False
-
-    async with (
-        ScriptedBroker(script) as broker,
-        Producer(broker.address, backoff=FAST) as producer,
-    ):
-        refusals = 3
-        broker.peers[-1].hang_up()
-        await broker.until(lambda: len(broker.identities) == 5)
-        await producer.publish("t", b"one")
-        refusals = 10**9
-        broker.peers[-1].hang_up()
-        with pytest.raises(ConnectRefused, match="E_BAD_BODY"):
-            await producer.publish("t", b"two")
-        with pytest.raises(ConnectRefused, match="E_BAD_BODY"):
-            await producer.publish("t", b"three")
+    async with ScriptedBroker() as broker, Producer(broker.address, backoff=FAST) as producer:
+        for refusals in (3, math.inf):
+            broker.script = at(
+                "IDENTIFY",
+                act=lambda peer: peer.fail(b"E_BAD_BODY IDENTIFY no"),
+                times=refusals,
+            )
+            broker.peers[-1].hang_up()
+            if refusals == 3:
+                await broker.until(lambda: len(broker.identities) == 5)
+                await producer.publish("t", b"one")
+        for body in (b"two", b"three"):
+            with pytest.raises(ConnectRefused, match="E_BAD_BODY"):
+                await producer.publish("t", body)
 
 
 async def test_a_broker_that_was_found_and_refuses_is_done_without(

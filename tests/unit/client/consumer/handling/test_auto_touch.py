@@ -117,13 +117,6 @@ async def test_touches_that_no_longer_help_are_logged_however_late_that_is_seen(
         message.finish()
 
 
-async def test_forgotten_messages_are_given_back_at_a_near_end() -> None:
-    async with consuming(ScriptedBroker(msg_timeout=60_000)) as (broker, consumer):
-        broker.deliver(1)
-        await anext(consumer)
-    assert broker.answered("REQ") == [1]
-
-
 async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out() -> None:
     async with consuming(ScriptedBroker(msg_timeout=60_000)) as (broker, consumer):
         broker.deliver(1, 2)

@@ -8,7 +8,7 @@ import pytest
 from tests.polling import until
 from tests.unit.client.consumer.consuming import NEVER, consuming
 
-from martlet.client import Consumer, FailureBackoff, LinearDelay, Message, Requeue
+from martlet.client import FailureBackoff, LinearDelay, Message, Requeue
 from martlet.client.consumer.handling.failure_policy import RETRY
 
 handling = partial(consuming, failure_backoff=NEVER)
@@ -98,12 +98,6 @@ def test_delays_as_go_nsq_has_them() -> None:
     assert [delay.delay_s(attempt) for attempt in (1, 2, 9, 10, 11)] == [90, 180, 810, 900, 900]
     with pytest.raises(ValueError, match="step_s=10"):
         LinearDelay(step_s=10, max_s=1)
-
-
-@pytest.mark.parametrize("attempts", [-1, 65_536])
-def test_a_senseless_limit_is_refused(attempts: int) -> None:
-    with pytest.raises(ValueError, match=f"max_attempts={attempts}"):
-        Consumer("t", "c", "a:1", max_attempts=attempts)
 
 
 async def test_a_keeper_that_meets_a_cancelled_task_fails_and_the_worker_goes_on() -> None:
