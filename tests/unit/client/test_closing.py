@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 from aiohttp import web
+from tests.answering import answering
 from tests.polling import until
 from tests.unit.client.consumer.consuming import consuming
 from tests.unit.client.scripted_broker import Mood, ScriptedBroker, silent_at
 
 from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
-from martlet.client.consumer.handling.auto_touch import HandedOut
 
 Make = Callable[[str], Consumer | Producer]
 
@@ -88,14 +88,6 @@ async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
             assert not subscription.connection.can_write
         gone.set()
         await closed.wait()
-
-
-def test_messages_handed_out_are_remembered_within_a_limit() -> None:
-    lent = HandedOut(10)
-    messages = [Message(None, 0, 1, b"", b"") for _ in range(100)]
-    for message in messages:
-        lent.add(message)
-    assert len(lent._messages) == 1, "all are answered but, perhaps, the last"
 
 
 async def test_forgotten_messages_are_not_remembered_for_ever() -> None:
@@ -179,8 +171,9 @@ async def test_a_broker_that_goes_while_it_is_first_tried_is_not_waited_for() ->
 
     async with silent_server() as address:
         answers[0] = [address]
-        server = await asyncio.get_running_loop().create_server(web.Server(lookup), "127.0.0.1", 0)
-        async with server, asyncio.timeout(4):  # Less than an attempt to connect may take.
-            daemon = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with Consumer("t", "c", lookup=daemon, lookup_poll_s=0.3) as consumer:
-                assert not consumer.connected_count
+        async with (
+            answering(lookup) as daemon,
+            asyncio.timeout(4),  # Less than an attempt to connect may take.
+            Consumer("t", "c", lookup=daemon, lookup_poll_s=0.3) as consumer,
+        ):
+            assert not consumer.connected_count

@@ -16,7 +16,6 @@ from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 from martlet.client.transport.identity import Identity
-from martlet.protocol.nsq.frames import BadFrame, FrameSplitter
 from martlet.unreachable import MAX_REASONS, Outage, is_tcp_port, loss, reason
 
 QUICK = Backoff(first_s=0.001, max_s=0.001)
@@ -126,14 +125,6 @@ async def test_a_lookup_daemon_that_is_down_is_logged_once(
         f"the lookup daemon at http://127.0.0.1:{closed_port} does not answer: connection refused;"
         " is a lookup daemon running there? (trying again)"
     ]
-
-
-def test_the_answer_of_an_http_server_is_recognized() -> None:
-    answer = b"HTTP/1.1 400 Bad Request\r\n\r\n"
-    splitter = FrameSplitter()
-    splitter.space()[: len(answer)] = answer
-    with pytest.raises(BadFrame, match="that is an HTTP port; give the broker's TCP address"):
-        splitter.received(len(answer))
 
 
 def test_losses_are_words() -> None:

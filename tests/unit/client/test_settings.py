@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -93,6 +94,21 @@ async def test_consumers_take_settings_and_keywords() -> None:
         (lambda: Consumer("t", "c", lookup="a", lookup_poll_s=0), ValueError, "lookup_poll_s=0"),
         (lambda: Consumer("t", ""), ValueError, "'' is no name of a channel"),
         (lambda: PullConsumer("t", ""), ValueError, "'' is no name of a channel"),
+        (lambda: PullConsumer("t", "g", start=datetime.now()), ValueError, "time zone"),
+        (lambda: PullConsumer("t", "g", start=-1), ValueError, "must be at least 0"),
+        (
+            lambda: PullConsumer("t", "g", strategy="by-config"),
+            ValueError,
+            "by-config needs the qu",
+        ),
+        (lambda: PullConsumer("t", "g", queues=[1]), ValueError, "no other strategy takes any"),
+        (
+            lambda: PullConsumer("t", "g", strategy="by-config", queues=[1], rooms=object()),  # type: ignore[arg-type]
+            ValueError,
+            "by-config goes by no rooms",
+        ),
+        (lambda: PullConsumer("t", "g", max_messages=0), ValueError, "max_messages=0"),
+        (lambda: PullConsumer("t", "g", fetch_bytes=1 << 30), ValueError, "must be at most"),
         (lambda: PullConsumer("t", "g", leave_timeout_s=-1), ValueError, "leave_timeout_s=-1: mu"),
         (lambda: PullConsumer("t", "g", commit_every_s=-1), ValueError, "commit_every_s=-1: must"),
         (

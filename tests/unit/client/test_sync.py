@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import cast
 
 import pytest
+from tests.interop.asking import until
 from tests.unit.client.scripted_broker import Mood, ScriptedBroker, message_frame
 
 from martlet.client import Closed, ConnectionLost, Hooks, Message, PublishTimeout
@@ -59,14 +60,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> AheadClock:
     clock = AheadClock()
     monkeypatch.setattr("martlet.client.sync.consumer.time", clock)
     return clock
-
-
-def until(condition: object) -> None:
-    assert callable(condition)
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 def test_heartbeats_are_answered_while_the_caller_blocks(broker: ScriptedBroker) -> None:
@@ -133,17 +126,6 @@ def test_messages_unanswered_at_the_end_are_given_back(broker: ScriptedBroker) -
         next(consumer).finish()
     assert broker.answered("FIN") == [1]
     assert sorted(broker.answered("REQ")) == [0, 2]
-
-
-def test_finishes_in_a_row_are_written_in_few_pieces(broker: ScriptedBroker) -> None:
-    with Consumer("t", "c", broker.address, max_in_flight=500) as consumer:
-        until(broker.ready_counts)
-        frames = b"".join(message_frame(b"x", number=n) for n in range(500))
-        broker.peers[-1].send(frames)
-        for number in range(500):
-            next(consumer).finish()
-            del number
-    assert broker.answered("FIN") == list(range(500))
 
 
 def test_a_publish_that_is_cancelled_is_not_sent(broker: ScriptedBroker, mood: Mood) -> None:

@@ -26,13 +26,9 @@ async def test_a_broker_keeps_a_folder_that_it_was_given(tmp_path: Path) -> None
         async with Broker(tmp_path / "data", max_msg_size=1000) as broker:
             assert broker.options.max_msg_size == 1000
             if publishes:
-                async with Producer(broker.tcp_address) as producer:
-                    await producer.publish("t", b"kept")
-                continue
-            async with Consumer("t", "c", broker.tcp_address) as consumer:
-                message = await asyncio.wait_for(anext(consumer), 50)
-                assert message.body == b"kept"
-                message.finish()
+                await _publish(broker.tcp_address, b"kept")
+            else:
+                assert await _consume(broker.tcp_address) == b"kept"
     assert (tmp_path / "data").is_dir()
 
 
@@ -44,21 +40,27 @@ def _deleted_files_open() -> set[str]:
     return {link for link in links if link.endswith("(deleted)")}
 
 
+async def _publish(address: str, body: bytes) -> None:
+    async with Producer(address) as producer:
+        await producer.publish("t", body)
+
+
+async def _consume(address: str) -> bytes:
+    async with Consumer("t", "c", address) as consumer:
+        message = await asyncio.wait_for(anext(consumer), 50)
+        message.finish()
+        return message.body
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_a_stopped_broker_keeps_no_file_open() -> None:
     before = _deleted_files_open()
-    async with Broker() as broker, Producer(broker.tcp_address) as producer:
-        await producer.publish("t", b"x")
-        await producer.publish("t", b"y")
-        async with Consumer("t", "c", broker.tcp_address) as consumer:
-            (await asyncio.wait_for(anext(consumer), 50)).finish()
+    async with Broker() as broker:
+        await _publish(broker.tcp_address, b"x")
+        await _publish(broker.tcp_address, b"y")
+        await _consume(broker.tcp_address)
     # One that an earlier test left may be closed meanwhile.
     assert not _deleted_files_open() - before
-
-
-async def test_two_brokers_run_beside_each_other() -> None:
-    async with Broker() as one, Broker() as two:
-        assert one.tcp_address != two.tcp_address
 
 
 def test_a_broker_that_does_not_run_has_no_address() -> None:
@@ -69,19 +71,9 @@ def test_a_broker_that_does_not_run_has_no_address() -> None:
 
 
 def test_a_process_is_killed_and_restarted_on_the_same_ports_and_folder() -> None:
-    async def publish(address: str) -> None:
-        async with Producer(address) as producer:
-            await producer.publish("t", b"kept")
-
-    async def consume(address: str) -> bytes:
-        async with Consumer("t", "c", address) as consumer:
-            message = await asyncio.wait_for(anext(consumer), 50)
-            message.finish()
-            return message.body
-
     with BrokerProcess() as broker:
         address, first = broker.tcp_address, broker.process_id
-        asyncio.run(publish(address))
+        asyncio.run(_publish(address, b"kept"))
         broker.kill()
         with pytest.raises(RuntimeError, match="not running"):
             broker.kill()
@@ -92,7 +84,7 @@ def test_a_process_is_killed_and_restarted_on_the_same_ports_and_folder() -> Non
         assert broker.process_id != first
         with pytest.raises(RuntimeError, match="running already"):
             broker.start()
-        assert asyncio.run(consume(address)) == b"kept"
+        assert asyncio.run(_consume(address)) == b"kept"
         assert broker.log().count("martlet v") == 2
         assert broker.stop() == 0
     assert not broker.data_path.exists()
@@ -144,7 +136,6 @@ def test_a_user_has_the_fixtures(mark: str, options: list[str], tmp_path: Path) 
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=100,
         check=False,
     )
     assert "3 passed" in done.stdout, done.stdout + done.stderr

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, TypeVar
 
+import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import BroadcastConsumer, Consumer, FailureBackoff, PullConsumer
 
 NEVER = FailureBackoff(max_s=0)
+Raised = TypeVar("Raised", bound=Exception)
 
 
 @asynccontextmanager
@@ -23,6 +25,16 @@ async def running(
     yield
     consumer.stop()
     await task
+
+
+async def refused(
+    client: AbstractAsyncContextManager[object], error: type[Raised], says: str = ""
+) -> Raised:
+    """Enter a client that cannot connect, and return the error."""
+    with pytest.raises(error, match=says) as caught:
+        async with client:
+            pass
+    return caught.value
 
 
 @asynccontextmanager

@@ -117,7 +117,7 @@ async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() ->
         await one.until(lambda: one.named("RDY"))
         one.deliver(1, 2)
         await entering
-        assert consumer.stats.waiting == 2
+        await until(lambda: consumer.stats.waiting == 2)
         assert causes == []
         await consumer.close()
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.client.scripted_broker import message_frame
+from tests.polling import until
+from tests.unit.client.group.fetched import fill
 
 from martlet.client import PulledBatch, PulledMessage, QueueId
 from martlet.client.errors import ConnectionLost
@@ -16,7 +17,6 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.client.group.settings import FlowLimits
 from martlet.client.group.stats import PullCounts
-from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 50.0
 
@@ -50,8 +50,7 @@ class Queue:
         """Called when the broker has answered."""
         self.held.say_started = self._say
         self.held.learn(failures)
-        frames = [message_frame(b"%03d" % offset, number=offset) for offset in range(300)]
-        self.held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), 300)
+        fill(self.held, 300)
 
     def _say(self, runs: Sequence[tuple[int, int]], on_known: starts.OnKnown | None) -> None:
         self.said.append((list(runs), on_known is not None))
@@ -71,6 +70,14 @@ class Queue:
             batch = await self.line.batch(max_count)
         assert batch is not None
         return batch
+
+
+def charged_beside_another() -> tuple[Queue, Queue]:
+    """A queue whose first message is charged, at a broker that does not answer yet; and another."""
+    line = ReadyQueues()
+    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
+    queue.is_prompt = False
+    return queue, other
 
 
 async def test_nothing_is_reported_to_a_broker_that_does_not_ask() -> None:
@@ -117,12 +124,9 @@ async def test_reports_of_finished_or_unstarted_messages_are_taken_back(clock: C
     (await queue.take()).finish()
     message = await queue.take()
     assert queue.said[-1] == ([(1, 3)], False)
-    async with asyncio.timeout(LIMIT_S):
-        while queue.said[-1] != ([(1, 2)], False):  # noqa: ASYNC110, a timer's
-            await asyncio.sleep(0.001)
-        message.finish()
-        while queue.said[-1] != ([], False):  # noqa: ASYNC110, a timer's
-            await asyncio.sleep(0.001)
+    await until(lambda: queue.said[-1] == ([(1, 2)], False))
+    message.finish()
+    await until(lambda: queue.said[-1] == ([], False))
     await queue.take()
     assert queue.said[-1][0][-1][0] == 2
 
@@ -153,9 +157,7 @@ async def test_a_charged_message_begins_when_the_broker_has_answered_its_report(
     clock: Clock, how: str
 ) -> None:
     """A process that dies may lose what it has written."""
-    line = ReadyQueues()
-    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
-    queue.is_prompt = False
+    queue, other = charged_beside_another()
     taken = asyncio.create_task(queue.batch(10) if how == "batch" else queue.take())
     beside = asyncio.create_task(other.take())
     await asyncio.sleep(0.01)
@@ -176,9 +178,7 @@ async def test_a_charged_message_is_not_handled_if_the_broker_does_not_know_that
     clock: Clock,
 ) -> None:
     """The queue is lost, or the connection: another member may have the message."""
-    line = ReadyQueues()
-    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
-    queue.is_prompt = False
+    queue, other = charged_beside_another()
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0.01)
     queue.announcements[0](ConnectionLost("the broker is gone"))
@@ -192,9 +192,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_other_for_long(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ready_queues, "MAX_ANSWER_S", 0.02)
-    line = ReadyQueues()
-    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
-    queue.is_prompt = False
+    queue, other = charged_beside_another()
     message = await queue.take()
     assert message._held is other.held
     assert queue.said == [([(0, 1)], True), ([], False)], "taken back: others begin beside it"
@@ -209,9 +207,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_other_for_long(
 async def test_a_charged_message_that_is_no_longer_the_next_one_is_taken_back(
     clock: Clock,
 ) -> None:
-    line = ReadyQueues()
-    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
-    queue.is_prompt = False
+    queue, other = charged_beside_another()
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0.01)
     queue.held.pause()
@@ -233,10 +229,10 @@ async def test_a_queue_that_waits_for_its_time_or_goes_does_not_hold_up_others(
     line = ReadyQueues()
     waiting, other = Queue(line, [[0, 2, 50, False]]), Queue(line)
     async with asyncio.timeout(LIMIT_S):
-        got = [await line.message(in_order=True)]
-    assert got[0] is not None
-    assert got[0]._held is other.held
-    got[0].finish()
+        got = await line.message(in_order=True)
+    assert got is not None
+    assert got._held is other.held
+    got.finish()
     assert waiting.held.next_commit == 0
     clock.now_s += 0.06
     async with asyncio.timeout(LIMIT_S):

@@ -7,18 +7,15 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
-from tests.unit.client.scripted_broker import message_frame
+from tests.unit.client.group.fetched import queue_in
 
-from martlet.client import AlreadyAnswered, QueueId, Reject, SharedRate
+from martlet.client import AlreadyAnswered, Reject, SharedRate
 from martlet.client.group.failures import PullFailures
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
-from martlet.client.group.settings import FlowLimits
-from martlet.client.group.stats import PullCounts
 from martlet.client.group.worker import PullWorker
 from martlet.client.transport.backoff import Backoff
-from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 60.0
 COUNT = 3000
@@ -26,15 +23,6 @@ COUNT = 3000
 
 async def buried(message: PulledMessage) -> str | None:
     return "dead letters"
-
-
-def queue_in(line: ReadyQueues, number: int = 0, count: int = COUNT) -> AssignedQueue:
-    """A queue with messages that were fetched."""
-    place = QueueId("b:1", number)
-    held = AssignedQueue("t", place, 0, 0, FlowLimits(), line, PullCounts())
-    frames = [message_frame(b"%06d" % offset, number=offset) for offset in range(count)]
-    held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), count)
-    return held
 
 
 async def handle(
@@ -55,7 +43,7 @@ def assert_done(held: AssignedQueue, finished: int = COUNT) -> None:
 
 async def test_queues_take_turns_and_each_message_is_handled_once_in_order() -> None:
     line = ReadyQueues()
-    queues = [queue_in(line, number) for number in range(3)]
+    queues = [queue_in(line, number, COUNT) for number in range(3)]
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     runs = 0
 
@@ -83,7 +71,7 @@ ACTIONS = ("return", "await", "finish", "finish twice", "fail", "reject", "give 
 async def test_a_handler_may_do_anything_in_a_run(seed: int) -> None:
     """Below the offset that would be committed all messages are done, at each moment."""
     line = ReadyQueues()
-    held = queue_in(line)
+    held = queue_in(line, 0, COUNT)
     draw = Random(seed)
     done: set[int] = set()
     tries: dict[int, int] = {}
@@ -135,7 +123,7 @@ async def test_a_handler_may_do_anything_in_a_run(seed: int) -> None:
 
 async def test_a_queue_that_a_handler_pauses_or_that_leaves_hands_out_nothing_more() -> None:
     line = ReadyQueues()
-    paused, leaving = queue_in(line, 0), queue_in(line, 1)
+    paused, leaving = (queue_in(line, number, COUNT) for number in range(2))
     last: dict[int, int] = {}
 
     def handler(message: PulledMessage) -> None:
@@ -157,7 +145,7 @@ async def test_a_queue_that_a_handler_pauses_or_that_leaves_hands_out_nothing_mo
 
 async def test_a_rate_limit_set_by_a_handler_ends_the_run() -> None:
     line = ReadyQueues()
-    held = queue_in(line)
+    held = queue_in(line, 0, COUNT)
     limit = SharedRate(0.001, burst=2)
     offsets: list[int] = []
 
@@ -191,7 +179,7 @@ async def test_a_slow_handler_lets_the_loop_and_other_queues_run_after_each_mess
 
 async def test_a_cancelled_worker_gives_back_its_message_and_the_rest_of_the_run() -> None:
     line = ReadyQueues()
-    held = queue_in(line)
+    held = queue_in(line, 0, COUNT)
 
     began = asyncio.Event()
 

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from tests.polling import until
 from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, as_any_broker, at
 
 from martlet.addresses import Address
-from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
+from martlet.client import Backoff, Health, Producer, PublishTimeout
 from martlet.client.producer import accumulator
 from martlet.client.transactions.session import PinnedSession
 from martlet.client.transport import discovery
@@ -47,9 +48,9 @@ class Log:
 class Replica:
     """A script that stores what is sent, and answers unless the test wants silence."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, is_silent: bool = False) -> None:
         self.log = log
-        self.is_silent = False
+        self.is_silent = is_silent
         self.sends = 0
 
     async def __call__(self, command: Command) -> bool:
@@ -85,6 +86,22 @@ async def all_up(producer: Producer, count: int) -> None:
     await until(lambda: sum(link.connection is not None for link in links) == count)
 
 
+@asynccontextmanager
+async def at_two_addresses(
+    first: Script, second: Script, epoch: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Producer, ScriptedBroker, ScriptedBroker]]:
+    """A producer that is connected to the first address of its broker; the second is away."""
+    settings = {"backoff": FAST, "send_timeout_s": 20.0, **settings}
+    async with (
+        asyncio.timeout(50),
+        away(replica(second, epoch=epoch)) as two,
+        replica(first) as one,
+        Producer([one.address, two.address], **settings) as producer,
+    ):
+        await all_up(producer, 1)
+        yield producer, one, two
+
+
 async def test_addresses_of_one_broker_share_its_numbers() -> None:
     log = Log()
     scripts = [Replica(log), Replica(log)]
@@ -106,15 +123,8 @@ async def test_addresses_of_one_broker_share_its_numbers() -> None:
 @pytest.mark.parametrize("is_spare", [True, False])
 async def test_a_send_is_repeated_under_its_number_at_another_address(is_spare: bool) -> None:
     log = Log()
-    first, second = Replica(log), Replica(log)
-    first.is_silent = True
-    async with (
-        asyncio.timeout(50),
-        away(replica(second)) as two,
-        replica(first) as one,
-        Producer([one.address, two.address], backoff=FAST, send_timeout_s=20) as producer,
-    ):
-        await all_up(producer, 1)
+    first, second = Replica(log, is_silent=True), Replica(log)
+    async with at_two_addresses(first, second) as (producer, one, two):
         if is_spare:
             await two.listen()
             await all_up(producer, 2)
@@ -134,8 +144,7 @@ async def test_a_send_is_repeated_under_its_number_at_another_address(is_spare: 
 async def test_the_newest_run_of_a_broker_is_sent_to() -> None:
     """A primary that is paused keeps its connections, and answers nothing."""
     log = Log()
-    paused, new, old = Replica(log), Replica(log), Replica(log)
-    paused.is_silent = True
+    paused, new, old = Replica(log, is_silent=True), Replica(log), Replica(log)
     async with (
         asyncio.timeout(50),
         away(replica(new, epoch=5)) as two,
@@ -163,13 +172,8 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
     monkeypatch.setattr(accumulator, "_BACKOFF", SLOW)
     log = Log()
     refusal = b'{"status": "REFUSED", "text": "replica b becomes primary"}'
-    async with (
-        asyncio.timeout(50),
-        away(replica(Replica(log), epoch=2)) as two,
-        replica(at("SEND", act=lambda peer: peer.answer(refusal))) as one,
-        Producer([one.address, two.address], backoff=FAST, send_timeout_s=60) as producer,
-    ):
-        await all_up(producer, 1)
+    leave = at("SEND", act=lambda peer: peer.answer(refusal))
+    async with at_two_addresses(leave, Replica(log), 2) as (producer, one, two):
         sent = producer.send_async("t", b"0")
         await until(lambda: producer.stats.retried > 0)
         await two.listen()
@@ -180,13 +184,8 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
 async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_one() -> None:
     """It raised PublishRefused, although the next primary was there a moment later."""
     refusal = b"E_PUB_FAILED PUB failed replica b becomes primary: publish again"
-    async with (
-        asyncio.timeout(50),
-        away(replica(as_any_broker, epoch=2)) as two,
-        replica(at("PUB", "MPUB", act=lambda peer: peer.fail(refusal))) as one,
-        Producer([one.address, two.address], backoff=FAST, retries=0) as producer,
-    ):
-        await all_up(producer, 1)
+    leave = at("PUB", "MPUB", act=lambda peer: peer.fail(refusal))
+    async with at_two_addresses(leave, as_any_broker, 2, retries=0) as (producer, one, two):
         sent = [producer.submit("t", b"0"), producer.submit("t", b"1", order_key="k")]
         await one.until(lambda: len(one.named("PUB", "MPUB")) > 2)
         assert not any(result.done() for result in sent)
@@ -199,12 +198,8 @@ async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_
 async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
     log = Log()
     backoff = Backoff(first_s=0.01, max_s=1000, jitter=0)
-    async with (
-        asyncio.timeout(50),
-        away(replica(Replica(log))) as two,
-        replica(Replica(log)) as one,
-        Producer([one.address, two.address], backoff=backoff, send_timeout_s=20) as producer,
-    ):
+    replicas = Replica(log), Replica(log)
+    async with at_two_addresses(*replicas, backoff=backoff) as (producer, one, two):
         dialer = producer._pool.links[1]._dialer
         await until(lambda: dialer._failures > 0)
         dialer._failures = 100
@@ -219,8 +214,7 @@ async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = Log()
-    first, second = Replica(log), Replica(log)
-    first.is_silent = True
+    first, second = Replica(log, is_silent=True), Replica(log)
     lookups: asyncio.Queue[list[str]] = asyncio.Queue()
 
     async def watch(self: Discovery) -> None:
@@ -247,8 +241,7 @@ async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
 
 
 async def test_another_broker_at_the_address_gets_none_of_the_numbered_sends() -> None:
-    before, after = Replica(Log()), Replica(Log())
-    before.is_silent = True
+    before, after = Replica(Log(), is_silent=True), Replica(Log())
     async with (
         asyncio.timeout(50),
         replica(before, "x") as broker,
@@ -306,25 +299,6 @@ async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
         assert after == [two.address if item == one.address else item for item in before]
 
 
-async def test_the_blocking_producer_goes_on_at_another_address() -> None:
-    log = Log()
-    first, second = Replica(log), Replica(log)
-    first.is_silent = True
-
-    async with asyncio.timeout(50), away(replica(second)) as two, replica(first) as one:
-        addresses = [one.address, two.address]
-
-        def send() -> bool:
-            with sync.Producer(addresses, backoff=FAST, send_timeout_s=20) as producer:
-                return producer.send("t", b"x").is_duplicate
-
-        sending = asyncio.create_task(asyncio.to_thread(send))
-        await one.until(lambda: first.sends)
-        await one.go_away()
-        await two.listen()
-        assert await sending
-
-
 async def test_lookup_daemons_are_polled_again_soon_after_a_lost_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,13 +329,7 @@ async def test_a_transaction_goes_on_at_once_where_a_spare_connection_becomes_ac
             await connection.ask(b"SEND t\n\x00\x00\x00\x06\x00\x00\x00\x02{}")
         return str(connection.address)
 
-    async with (
-        asyncio.timeout(50),
-        away(replica(scripts[1])) as two,
-        replica(scripts[0]) as one,
-        Producer([one.address, two.address], backoff=SLOW) as producer,
-    ):
-        await all_up(producer, 1)
+    async with at_two_addresses(scripts[0], scripts[1], backoff=SLOW) as (producer, one, two):
         await two.listen()
         producer._pool.links[1].hasten()
         await all_up(producer, 2)

@@ -61,26 +61,6 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def test_a_send_waits_for_publishes_of_its_key_at_an_nsqd_and_goes_to_a_martlet_broker(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    mixed = Mixed(loop, Limits())
-    mixed.add(b"publish")
-    packed = mixed.pack()
-    assert sent(packed) == [(mixed.nsqd, [b"publish"])]
-    send = mixed.add(b"send", is_send=True)
-    mixed.add(b"behind")
-    assert not mixed.pack()
-    assert not send.future.done()
-    packed[0].answered(b"OK")
-    assert mixed.flushes
-    packed = mixed.pack()
-    assert sent(packed) == [(mixed.martlet, [b"send"])]
-    packed[0].answered(STORED)
-    assert send.future.result().offset == 0
-    assert sent(mixed.pack()) == [(mixed.martlet, [b"behind"])]
-
-
 def test_a_send_moves_with_those_that_wait_behind_it(loop: asyncio.AbstractEventLoop) -> None:
     mixed = Mixed(loop, Limits(max_in_flight_messages=1))
     publishes = [mixed.add(b"publish %d" % number) for number in range(2)]

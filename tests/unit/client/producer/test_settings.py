@@ -44,15 +44,17 @@ def test_none_is_the_default_of_each_keyword_but_retries(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "why"),
     [
-        (
-            {"time_out_s": 1},
-            TypeError,
-            "no keyword argument 'time_out_s'; did you mean",
-        ),
+        ({"time_out_s": 1}, TypeError, "no keyword argument 'time_out_s'; did you mean"),
         ({"compression": "zip"}, ValueError, "compression='zip'"),
         ({"send_retries": -1}, ValueError, "send_retries=-1: must be at least 0"),
         ({"check": lambda _: None}, ValueError, "check=... needs group=..."),
         ({"group": "a\nb"}, ValueError, "must have printable characters alone"),
+        ({"retries": -1}, ValueError, "retries=-1: must be at least 0"),
+        ({"timeout_s": 0}, ValueError, "timeout_s=0 must be above 0"),
+        ({"answer_timeout_s": -1}, ValueError, "answer_timeout_s=-1"),
+        ({"lookup": []}, ValueError, "no lookup daemon given"),
+        ({"lookup": "x", "lookup_poll_s": 0}, ValueError, "lookup_poll_s=0"),
+        ({"addresses": []}, ValueError, "no address given"),
     ],
 )
 def test_settings_that_make_no_sense(

@@ -10,9 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import repeat
+from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.answering import answering
 from tests.polling import until
 
 from martlet.addresses import Address
@@ -20,7 +22,7 @@ from martlet.client import Consumer, Producer, PullConsumer
 from martlet.client.transport import discovery
 from martlet.client.transport.discovery import Discovery, KnownTopics
 
-Answer = Callable[[web.StreamResponse], Awaitable[object]]
+Answer = bytes | Callable[[web.StreamResponse], Awaitable[object]]
 
 
 @asynccontextmanager
@@ -31,12 +33,11 @@ async def daemon(answer: Answer) -> AsyncIterator[str]:
         response = web.StreamResponse()
         response.enable_chunked_encoding()
         await response.prepare(request)
-        await answer(response)
+        await (response.write(answer) if isinstance(answer, bytes) else answer(response))
         return response
 
-    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1")
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with answering(handle) as address:
+        yield address
 
 
 @asynccontextmanager
@@ -77,8 +78,7 @@ async def look(*daemons: str) -> tuple[list[Address], bool]:
     return received[-1]
 
 
-async def good(response: web.StreamResponse) -> None:
-    await response.write(b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}')
+GOOD = b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}'
 
 
 async def endless(response: web.StreamResponse) -> None:
@@ -86,50 +86,41 @@ async def endless(response: web.StreamResponse) -> None:
         await response.write(piece)
 
 
-async def deep(response: web.StreamResponse) -> None:
-    await response.write(b"[" * 100_000)
-
-
-@pytest.mark.parametrize("bad", [endless, deep])
+@pytest.mark.parametrize("bad", [endless, b"[" * 100_000], ids=["endless", "deep"])
 async def test_a_bad_answer_is_no_answer(bad: Answer, caplog: pytest.LogCaptureFixture) -> None:
-    async with daemon(good) as one, daemon(bad) as two, asyncio.timeout(discovery.ANSWER_S - 1):
+    async with daemon(GOOD) as one, daemon(bad) as two, asyncio.timeout(discovery.ANSWER_S - 1):
         assert await look(one) == ([Address("b", 4150)], True)
         assert await look(one, two) == ([Address("b", 4150)], False)
     assert f"{two} does not answer: an answer" in caplog.text
 
 
-async def odd(response: web.StreamResponse) -> None:
-    producers = [
-        {"broadcast_address": "b", "tcp_port": 4150},
-        {"broadcast_address": "", "tcp_port": 4150},
-        {"broadcast_address": "c", "tcp_port": 70_000},
-        {"broadcast_address": "c", "tcp_port": "4150"},
-        {"broadcast_address": "c/x?y=", "tcp_port": 4150},
-        {"broadcast_address": "u@c", "tcp_port": 4150},
-        {"broadcast_address": "c\r\n", "tcp_port": 4150},
-        {"broadcast_address": "\uff11.0.0.1", "tcp_port": 4150},
-        {"broadcast_address": 7, "tcp_port": 4150},
-        "nonsense",
-    ]
-    await response.write(json.dumps({"producers": producers}).encode())
+ODD: list[Any] = [
+    {"broadcast_address": "b", "tcp_port": 4150},
+    {"broadcast_address": "", "tcp_port": 4150},
+    {"broadcast_address": "c", "tcp_port": 70_000},
+    {"broadcast_address": "c", "tcp_port": "4150"},
+    {"broadcast_address": "c/x?y=", "tcp_port": 4150},
+    {"broadcast_address": "u@c", "tcp_port": 4150},
+    {"broadcast_address": "c\r\n", "tcp_port": 4150},
+    {"broadcast_address": "\uff11.0.0.1", "tcp_port": 4150},
+    {"broadcast_address": 7, "tcp_port": 4150},
+    "nonsense",
+]
+MANY = [{"broadcast_address": f"b{n}", "tcp_port": 1} for n in range(1500)]
 
 
-async def null(response: web.StreamResponse) -> None:
-    await response.write(b"null")
-
-
-async def other(response: web.StreamResponse) -> None:
-    await response.write(b'{"producers": {"broadcast_address": "b"}, "channels": 3}')
-
-
-async def very_many(response: web.StreamResponse) -> None:
-    producers = [{"broadcast_address": f"b{n}", "tcp_port": 1} for n in range(1500)]
-    await response.write(json.dumps({"producers": producers}).encode())
-
-
-@pytest.mark.parametrize(("bad", "count"), [(odd, 1), (null, 0), (other, 0), (very_many, 1000)])
-async def test_the_sound_part_of_an_answer_counts(bad: Answer, count: int) -> None:
-    async with daemon(bad) as one:
+@pytest.mark.parametrize(
+    ("bad", "count"),
+    [
+        (json.dumps({"producers": ODD}), 1),
+        ("null", 0),
+        ('{"producers": {"broadcast_address": "b"}, "channels": 3}', 0),
+        (json.dumps({"producers": MANY}), 1000),
+    ],
+    ids=["odd", "null", "other", "very many"],
+)
+async def test_the_sound_part_of_an_answer_counts(bad: str, count: int) -> None:
+    async with daemon(bad.encode()) as one:
         addresses, is_all = await look(one)
     assert len(addresses) == count
     assert not is_all, "so nothing is let go of because of it"
@@ -146,7 +137,7 @@ async def test_a_slow_daemon_does_not_delay_the_others() -> None:
     async def quick(response: web.StreamResponse) -> None:
         nonlocal polls
         polls += 1
-        await good(response)
+        await response.write(GOOD)
 
     received: list[tuple[list[Address], bool]] = []
     async with daemon(slow) as one, daemon(quick) as two, asyncio.timeout(discovery.ANSWER_S - 1):
@@ -183,8 +174,7 @@ async def test_a_server_that_is_no_lookup_daemon_is_logged(
 
 async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[bytes] = [b'{"message": "TOPIC_NOT_FOUND"}'] * 2
-    answers += [b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}']
-    answers += [b'{"producers": []}'] * 2
+    answers += [GOOD, *[b'{"producers": []}'] * 2]
     looks = 0
 
     def on_found(_addresses: list[Address], is_all: bool) -> None:
@@ -215,9 +205,7 @@ async def test_a_daemon_that_does_not_list_topics_is_logged_once(
     assert f"{address} does not answer: connection refused" in caplog.text
 
 
-async def unresolved(response: web.StreamResponse) -> None:
-    producer = {"broadcast_address": "nowhere.invalid", "tcp_port": 4150}
-    await response.write(json.dumps({"producers": [producer]}).encode())
+UNRESOLVED = b'{"producers": [{"broadcast_address": "nowhere.invalid", "tcp_port": 4150}]}'
 
 
 def resolve(host: object, *_rest: object, **_options: object) -> list[object]:
@@ -235,7 +223,7 @@ async def test_a_broadcast_address_that_does_not_resolve_is_logged_with_what_to_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = () if make is Producer else ("t", "c")
-    async with daemon(unresolved) as address, AsyncExitStack() as stack:
+    async with daemon(UNRESOLVED) as address, AsyncExitStack() as stack:
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         enter = asyncio.create_task(stack.enter_async_context(make(*names, lookup=address)))
         await until(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)

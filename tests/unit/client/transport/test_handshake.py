@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.client.consumer.consuming import refused
 from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, at, frame
 
 from martlet.addresses import Address
@@ -118,13 +119,6 @@ async def test_an_expired_certificate_is_reported(tmp_path: Path) -> None:
             await Connection.open(address, identity, timeout_s=5)
 
 
-async def test_an_identity_that_the_broker_refuses_is_reported() -> None:
-    async with ScriptedBroker(answering(frame(1, b"E_BAD_BODY IDENTIFY no"))) as broker:
-        with pytest.raises(ConnectRefused, match="E_BAD_BODY IDENTIFY no"):
-            async with Producer(broker.address, backoff=FAST):
-                pass
-
-
 async def test_heartbeats_in_the_handshake_are_answered_and_lose_nothing() -> None:
     async def script(command: Command) -> bool:
         if command.name == "AUTH":
@@ -173,9 +167,9 @@ async def test_a_refusal_is_hopeless_only_when_all_refuse() -> None:
         await producer.publish("t", b"one")
     assert other.bodies() == [b"one"]
     async with ScriptedBroker(auth_required=True) as strict:
-        with pytest.raises(AuthRefused, match="there is no auth_secret"):
-            async with Producer(strict.address, backoff=FAST):
-                pass
+        await refused(
+            Producer(strict.address, backoff=FAST), AuthRefused, "there is no auth_secret"
+        )
         assert len(strict.peers) == 1
 
 

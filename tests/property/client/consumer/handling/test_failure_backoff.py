@@ -110,22 +110,6 @@ def test_the_table_has_each_state_with_each_event() -> None:
         ) or (step.action in (BackoffAction.BLOCK, BackoffAction.WAIT))
 
 
-def test_the_first_levels_wait_as_long_as_they_should() -> None:
-    gate = FailureGate(FailureBackoff(max_s=10), random.random)
-    waits = []
-    for _ in range(5):
-        gate.feed(BackoffEvent.FAILURE)
-        waits.append((gate.level, gate.wait_s))
-        gate.feed(BackoffEvent.FAILURE)  # Not counted: it was received before.
-        gate.feed(BackoffEvent.ELAPSED)
-    assert waits == [(1, 2), (2, 4), (3, 8), (3, 8), (3, 8)]
-    for level in (2, 1):
-        assert gate.feed(BackoffEvent.SUCCESS) is BackoffAction.BLOCK
-        assert gate.level == level
-        gate.feed(BackoffEvent.ELAPSED)
-    assert gate.feed(BackoffEvent.SUCCESS) is BackoffAction.RESUME
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -39,6 +39,11 @@ CHOICES = [
 ]
 
 
+def as_json(member: str, name: str, client_id: str) -> dict[str, str]:
+    """Return a member as ``group.describe`` has it."""
+    return {"member": member, "name": name, "room": "", "client_id": client_id, "address": ""}
+
+
 class Broker:
     """A broker's membership of the group."""
 
@@ -56,16 +61,7 @@ class Broker:
         return {
             "place": {"broker": self.name, "room": ""},
             "roster": members.roster,
-            "members": [
-                {
-                    "member": m.id,
-                    "name": m.name,
-                    "room": "",
-                    "client_id": m.client_id,
-                    "address": "",
-                }
-                for m in members.members.values()
-            ],
+            "members": [as_json(m.id, m.name, m.client_id) for m in members.members.values()],
             "queues": [
                 {"queue": q, "target": members.targets[q].id if q in members.targets else None}
                 for q in range(members.allocated.count)
@@ -267,7 +263,10 @@ class SeveralBrokers(RuleBasedStateMachine):
 
 
 TestSeveralBrokers = SeveralBrokers.TestCase
-TestSeveralBrokers.settings = settings(max_examples=60, stateful_step_count=30)
+# Whether it is too slow would judge the machine.
+TestSeveralBrokers.settings = settings(
+    max_examples=60, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+)
 
 everything = st.dictionaries(st.sampled_from("vwxyz"), st.integers(0, 9), min_size=1)
 groups = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
@@ -282,16 +281,7 @@ def pictures(
             {
                 "place": {"broker": broker, "room": ""},
                 "roster": 1,
-                "members": [
-                    {
-                        "member": f"{id} there",
-                        "name": id,
-                        "room": "",
-                        "client_id": id,
-                        "address": "",
-                    }
-                    for id in ids
-                ],
+                "members": [as_json(f"{id} there", id, id) for id in ids],
                 "queues": [
                     {
                         "queue": n,

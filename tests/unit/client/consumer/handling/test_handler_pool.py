@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -65,13 +64,11 @@ async def test_threads_block_without_holding_up_heartbeats_or_each_other() -> No
 
 async def test_a_thread_that_does_not_end_holds_up_no_closing() -> None:
     go = threading.Event()
-    began_s = time.monotonic()
     async with consuming(
         run=lambda _message: go.wait(20), on="threads", close_timeout_s=0.4, failure_backoff=NEVER
     ) as (broker, consumer):
         deliver(broker, 1, "")
         await until(lambda: not consumer.stats.waiting and consumer.counts.received == 1)
-    assert time.monotonic() - began_s < 50
     assert broker.answered("REQ") == [1]
     go.set()
 
@@ -79,7 +76,6 @@ async def test_a_thread_that_does_not_end_holds_up_no_closing() -> None:
 async def test_processes_survive_failures_of_their_handlers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    began_s = time.monotonic()
     async with consuming(run=obey, on="processes", close_timeout_s=1, failure_backoff=NEVER) as (
         broker,
         _,
@@ -90,7 +86,7 @@ async def test_processes_survive_failures_of_their_handlers(
             deliver(broker, number, body)
         broker.peers[0].answer(b"_heartbeat_")
         await broker.until(lambda: broker.nops == 1)
-        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6, timeout_s=60)
+        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6)
         assert broker.answered("FIN") == [0, 5]
         assert broker.answered("REQ") == [1, 2, 3, 4]
         assert broker.named("REQ")[1].words[2] == "77"
@@ -98,8 +94,6 @@ async def test_processes_survive_failures_of_their_handlers(
         assert len(pids | {os.getpid()}) == 3
         deliver(broker, 7, f"sleep {tmp_path / 'three'}")
         await until((tmp_path / "three").exists)
-        began_s = time.monotonic()
-    assert time.monotonic() - began_s < 50, "a process at work is ended"
     assert broker.answered("REQ")[-1] == 7
     pid = int((tmp_path / "three").read_text())
     await until(lambda: not is_running(pid))
@@ -113,7 +107,7 @@ async def test_only_the_message_that_ends_its_process_has_failed() -> None:
     ) as (broker, _):
         for number in range(12):
             deliver(broker, number, "die" if number == 5 else "nap")
-        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12, timeout_s=60)
+        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12)
         assert broker.answered("REQ") == [5]
         assert sorted(broker.answered("FIN")) == [n for n in range(12) if n != 5]
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.client.scripted_broker import message_frame
+from tests.unit.client.group.fetched import queue_in
 
-from martlet.client import QueueId
-from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
-from martlet.client.group.settings import FlowLimits
-from martlet.client.group.stats import PullCounts
-from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 50.0
 
@@ -38,14 +33,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr("martlet.client.group.queues.ready_queues.time", clock)
     monkeypatch.setattr("martlet.client.consumer.waiters.time", clock)
     return clock
-
-
-def queue_in(line: ReadyQueues, count: int = 1) -> AssignedQueue:
-    """A queue with messages that were fetched."""
-    held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
-    frames = [message_frame(b"%d" % offset, number=offset) for offset in range(count)]
-    held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), count)
-    return held
 
 
 async def test_a_turn_that_ends_while_it_is_looked_at_leaves_no_message_behind(
