@@ -2,50 +2,37 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
-from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
+from tests.interop.asking import ask
+from tests.interop.asking import until as until_answer
+from tests.interop.client.kit import BOTH, take
 from tests.polling import until
 
 from martlet.client import (
     Backoff,
     Consumer,
-    FailureBackoff,
     Identity,
     Limits,
     Message,
     Producer,
     PublishRefused,
 )
-from martlet.testing import Broker, BrokerProcess
+from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 FAST = Backoff(first_s=0.02, max_s=0.2)
-SOON = Backoff(first_s=0.05, max_s=0.05)
-NEVER = FailureBackoff(max_s=0)
 
 Start = Callable[..., BrokerProcess]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(BrokerProcess, id="martlet"),
-        pytest.param(
-            NsqdProcess,
-            id="nsqd",
-            marks=NEEDS_NSQD,
-        ),
-    ]
-)
+@pytest.fixture(params=BOTH)
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts brokers, with arguments, that end with the test."""
     started: list[BrokerProcess] = []
@@ -60,51 +47,15 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
             print(broker.log())
 
 
-def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
-    url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        topics = json.load(answer)["topics"]
-    channel: dict[str, Any] = topics[0]["channels"][0]
-    return channel
-
-
 async def until_stats(broker: BrokerProcess, topic: str, **expected: int) -> None:
     """Wait until the broker reports these numbers for the topic's first channel."""
-    async with asyncio.timeout(50):
-        while True:
-            stats = await asyncio.to_thread(channel_stats, broker, topic)
-            if {name: stats[name] for name in expected} == expected:
-                return
-            await asyncio.sleep(0.02)
 
+    def is_so() -> bool:
+        (reported,) = ask(broker.http_address, f"/stats?format=json&topic={topic}")["topics"]
+        stats = reported["channels"][0]
+        return {name: stats[name] for name in expected} == expected
 
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """The next messages, finished."""
-    messages: list[Message] = []
-    async with asyncio.timeout(50):
-        while len(messages) < count:
-            message = await anext(consumer)
-            message.finish()
-            messages.append(message)
-    return messages
-
-
-async def test_published_messages_arrive(start: Start) -> None:
-    broker = start()
-    async with (
-        Consumer("t", "c", broker.tcp_address) as consumer,
-        Producer(broker.tcp_address) as producer,
-    ):
-        await producer.publish("t", b"one")
-        await producer.publish_many("t", [b"x" * size for size in range(1, 2000)])
-        await asyncio.gather(*(producer.publish("t", b"single %d" % n) for n in range(500)))
-        messages = await take(consumer, 2500)
-        expected = [b"one", *(b"x" * size for size in range(1, 2000))]
-        expected += [b"single %d" % n for n in range(500)]
-        assert Counter(message.body for message in messages) == Counter(expected)
-        assert all(message.attempts == 1 for message in messages)
-        await until_stats(broker, "t", depth=0, in_flight_count=0, requeue_count=0, timeout_count=0)
-        assert consumer.counts.finished == 2500
+    await asyncio.to_thread(until_answer, is_so)
 
 
 async def test_batches_arrive_and_are_finished(start: Start) -> None:
@@ -125,27 +76,6 @@ async def test_batches_arrive_and_are_finished(start: Start) -> None:
                 break
         await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=0)
     assert Counter(received) == Counter(bodies)
-
-
-async def test_a_message_comes_back_when_its_handler_fails(start: Start) -> None:
-    broker = start()
-    seen: dict[bytes, list[int]] = {}
-
-    async def handle(message: Message) -> None:
-        seen.setdefault(message.body, []).append(message.attempts)
-        if int(message.body) % 10 == 0 and message.attempts < 3:
-            raise RuntimeError("not yet")
-        if sum(map(len, seen.values())) == 100 + 2 * 10:
-            consumer.stop()
-
-    async with (
-        Consumer("t", "c", broker.tcp_address, retry=SOON, failure_backoff=NEVER) as consumer,
-        Producer(broker.tcp_address) as producer,
-    ):
-        await producer.publish_many("t", [b"%d" % number for number in range(100)])
-        async with asyncio.timeout(50):
-            await consumer.run(handle, concurrency=8)
-    assert seen == {b"%d" % n: [1, 2, 3] if n % 10 == 0 else [1] for n in range(100)}
 
 
 async def test_delays_are_kept(start: Start) -> None:
@@ -169,9 +99,6 @@ async def test_delays_are_kept(start: Start) -> None:
         assert came_s.keys() == {(b"requeued", 2), (b"deferred", 1)}
         assert came_s[b"requeued", 2] >= 0.2
         assert came_s[b"deferred", 1] >= 0.4
-        if not isinstance(broker, NsqdProcess):  # nsqd looks at a new channel every 5 s.
-            assert came_s[b"requeued", 2] < 0.39
-            assert came_s[b"deferred", 1] < 1.5
 
 
 async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
@@ -234,43 +161,6 @@ async def test_a_message_handled_for_long_is_not_delivered_again(start: Start) -
         await asyncio.gather(*running)
 
 
-async def test_no_more_is_in_flight_than_asked_for(start: Start) -> None:
-    broker = start()
-    at_work = max_count = handled = 0
-
-    async def handle(_message: Message) -> None:
-        nonlocal at_work, max_count, handled
-        at_work += 1
-        max_count = max(max_count, consumer.counts.received - handled)
-        await asyncio.sleep(0.001)
-        at_work -= 1
-        handled += 1
-        if handled == 300:
-            consumer.stop()
-
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish_many("t", [b"x"] * 300)
-    async with Consumer("t", "c", broker.tcp_address, max_in_flight=10) as consumer:
-        await consumer.run(handle, concurrency=5)
-    # A finish that is written lets the broker send the next before the handler is counted.
-    assert 5 <= max_count <= 15
-
-
-async def test_heartbeats_keep_an_idle_connection(start: Start) -> None:
-    broker = start()
-    identity = Identity(heartbeat_interval_ms=1000)
-    async with (
-        Consumer("t", "c", broker.tcp_address, identity=identity) as consumer,
-        Producer(broker.tcp_address, identity=identity) as producer,
-    ):
-        ports = {client["remote_address"] for client in channel_stats(broker, "t")["clients"]}
-        await asyncio.sleep(4.5)
-        await producer.publish("t", b"still here")
-        await take(consumer, 1)
-        clients = channel_stats(broker, "t")["clients"]
-        assert {client["remote_address"] for client in clients} == ports
-
-
 async def test_the_broker_refuses_one_message_and_takes_the_others(start: Start) -> None:
     broker = start("--max-msg-size=1000")
     limits = Limits(max_message_bytes=5000)
@@ -288,28 +178,6 @@ async def test_the_broker_refuses_one_message_and_takes_the_others(start: Start)
             assert len(await take(consumer, 10)) == 10
 
 
-@pytest.mark.slow
-async def test_one_message_that_always_fails_stops_the_others_once(start: Start) -> None:
-    """It did for twenty seconds: each time, it was the one that was tried."""
-    broker = start()
-    bodies = {b"%d" % number for number in range(5000)}
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish_many("t", sorted(bodies))
-    handled: set[bytes] = set()
-
-    async def handle(message: Message) -> None:
-        if message.body == b"1500":
-            raise ValueError
-        handled.add(message.body)
-        if len(handled) == len(bodies) - 1:
-            consumer.stop()
-
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        began_s = time.monotonic()
-        await consumer.run(handle, concurrency=10)
-        assert time.monotonic() - began_s < 50, "less than a pause for each message takes"
-
-
 async def test_messages_not_handed_out_go_to_another_consumer_at_once(start: Start) -> None:
     broker = start()
     async with Producer(broker.tcp_address) as producer:
@@ -321,34 +189,6 @@ async def test_messages_not_handed_out_go_to_another_consumer_at_once(start: Sta
         async with asyncio.timeout(50):
             assert len(await take(consumer, 40)) == 40
         await until_stats(broker, "t", depth=0, in_flight_count=0)
-
-
-async def test_a_consumer_of_two_brokers_gets_from_both(start: Start) -> None:
-    brokers = [start(), start()]
-    addresses = [broker.tcp_address for broker in brokers]
-    for number, address in enumerate(addresses):
-        async with Producer(address) as producer:
-            await producer.publish_many("t", [b"%d" % number] * 100)
-    async with Consumer("t", "c", addresses, max_in_flight=10) as consumer:
-        received = Counter(message.body for message in await take(consumer, 200))
-    assert received == {b"0": 100, b"1": 100}
-
-
-async def test_everything_goes_on_over_a_clean_restart(start: Start) -> None:
-    broker = start()
-    async with (
-        Consumer("t", "c", broker.tcp_address, backoff=FAST) as consumer,
-        Producer(broker.tcp_address, backoff=FAST) as producer,
-    ):
-        await producer.publish_many("t", [b"before"] * 10)
-        await take(consumer, 10)
-        # A broker that stops delivers messages again whose FIN it has not read.
-        await until_stats(broker, "t", depth=0, in_flight_count=0)
-        restart = asyncio.create_task(asyncio.to_thread(broker.restart))
-        await asyncio.sleep(0.01)
-        await producer.publish("t", b"after")
-        assert [message.body for message in await take(consumer, 1)] == [b"after"]
-        await restart
 
 
 async def test_nothing_answered_is_lost_when_the_broker_is_killed(
@@ -398,40 +238,6 @@ async def test_nothing_answered_is_lost_when_the_broker_is_killed(
         await running
         assert len(published) > 500
         assert consumer.counts.received == received.total()
-
-
-async def test_messages_are_in_order_over_a_kill(martlet_broker_process: BrokerProcess) -> None:
-    """Resent messages come in order; a message may come twice, but none before an earlier one."""
-    broker = martlet_broker_process
-    async with Producer(broker.tcp_address, backoff=FAST) as producer:
-
-        async def publish() -> None:
-            for number in range(0, 4000, 4):
-                pending = [producer.publish("t", b"%d" % (number + more)) for more in range(4)]
-                await asyncio.gather(*pending)
-
-        publishing = asyncio.create_task(publish())
-        await asyncio.sleep(0.2)
-        await asyncio.to_thread(broker.kill)
-        await asyncio.to_thread(broker.restart)
-        await publishing
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        first_seen: dict[int, None] = {}
-        while len(first_seen) < 4000:
-            for message in await take(consumer, 1):
-                first_seen[int(message.body)] = None
-    assert list(first_seen) == list(range(4000))
-
-
-async def test_the_embedded_broker_serves_the_client(martlet_broker: Broker) -> None:
-    async with (
-        Consumer("t", "c", martlet_broker.tcp_address) as consumer,
-        Producer(martlet_broker.tcp_address) as producer,
-    ):
-        await producer.publish("t", b"one")
-        [message] = await take(consumer, 1)
-        assert message.body == b"one"
-        assert martlet_broker.server.broker.find_topic("t") is not None
 
 
 def test_the_client_runs_on_uvloop(martlet_broker_process: BrokerProcess) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from tests.unit.client.telemetry import Telemetry, attribute, is_child
 
 from martlet.client import (
     Consumer,
@@ -27,22 +26,6 @@ from martlet.client.admin import Admin
 from martlet.client.otel import otel_hooks, process_span
 from martlet.properties.model import MAX_BYTES, Properties
 from martlet.testing import Broker, BrokerProcess
-
-
-class Telemetry:
-    """An SDK that keeps every span."""
-
-    def __init__(self) -> None:
-        self._kept = InMemorySpanExporter()
-        self.tracers = TracerProvider()
-        self.tracers.add_span_processor(SimpleSpanProcessor(self._kept))
-        self.hooks = otel_hooks(self.tracers)
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.all() if span.name == name]
-
-    def all(self) -> Sequence[ReadableSpan]:
-        return self._kept.get_finished_spans()
 
 
 @pytest.fixture
@@ -61,11 +44,6 @@ def linked(span: ReadableSpan) -> list[trace.SpanContext]:
 
 def contexts(spans: Sequence[ReadableSpan]) -> list[trace.SpanContext | None]:
     return [span.context for span in spans]
-
-
-def attribute(span: ReadableSpan, name: str) -> object:
-    assert span.attributes is not None
-    return span.attributes.get(name)
 
 
 async def handle_one(
@@ -116,8 +94,7 @@ async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
         await handle_one("orders", "mail", broker, telemetry, note)
 
     (published,) = telemetry.named("publish orders")
-    assert published.parent is not None
-    assert published.parent.span_id == request.get_span_context().span_id
+    assert is_child(published, request)
     failed, redriven = telemetry.named("process orders")
     (dead,) = telemetry.named("process orders.mail.dead")
     assert linked(failed) == linked(dead) == linked(redriven) == [published.context]
@@ -155,14 +132,10 @@ async def test_a_request_is_linked_to_its_reply(telemetry: Telemetry) -> None:
         (span for span in telemetry.all() if span.name.startswith("publish reply.")),
         key=lambda item: item.start_time or 0,
     )
-    assert request.context is not None
-    assert published.parent is not None
-    assert published.parent.span_id == request.context.span_id
+    assert is_child(published, request)
     assert request.kind is trace.SpanKind.CLIENT
     assert linked(processed) == [published.context]
-    assert replied[0].parent is not None
-    assert processed.context is not None
-    assert replied[0].parent.span_id == processed.context.span_id
+    assert is_child(replied[0], processed)
     assert linked(request) == [replied[0].context]
     assert len(replied) == 2
     assert failed.status.status_code is trace.StatusCode.ERROR
@@ -185,12 +158,9 @@ def test_a_blocking_request_is_linked_to_its_reply(telemetry: Telemetry) -> None
     (request,) = telemetry.named("request jobs")
     (processed,) = telemetry.named("process jobs")
     (replied,) = (span for span in telemetry.all() if span.name.startswith("publish reply."))
-    assert request.parent is not None
-    assert request.parent.span_id == caller.get_span_context().span_id
+    assert is_child(request, caller)
     assert linked(request) == [replied.context]
-    assert replied.parent is not None
-    assert processed.context is not None
-    assert replied.parent.span_id == processed.context.span_id
+    assert is_child(replied, processed)
 
 
 async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> None:
@@ -266,10 +236,7 @@ async def test_the_face_without_await_carries_the_trace(telemetry: Telemetry) ->
             consumer.run(handle)
         with sync.Consumer("t", "c", address) as consumer:
             message = next(iter(consumer))
-            with (
-                pytest.raises(KeyError),
-                process_span(message, "t", "c", telemetry.tracers),
-            ):
+            with pytest.raises(KeyError), process_span(message, "t", "c", telemetry.tracers):
                 raise KeyError("on purpose")
             message.finish()
 
@@ -277,16 +244,11 @@ async def test_the_face_without_await_carries_the_trace(telemetry: Telemetry) ->
         await asyncio.to_thread(work, broker.tcp_address)
     (request,) = telemetry.named("request")
     published, processed = telemetry.named("publish t"), telemetry.named("process t")
-    assert request.context is not None
-    assert [span.parent and span.parent.span_id for span in published] == [
-        request.context.span_id
-    ] * 2
+    assert [is_child(span, request) for span in published] == [True, True]
     assert [linked(span) for span in processed] == [[item] for item in contexts(published)]
     (inside,) = telemetry.named("inside")
     handled, iterated = processed
-    assert inside.parent is not None
-    assert handled.context is not None
-    assert inside.parent.span_id == handled.context.span_id
+    assert is_child(inside, handled)
     assert attribute(iterated, "error.type") == "KeyError"
     assert attribute(iterated, "messaging.message.id")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.crash.wire import Wire
 from tests.interop.asking import ask
 from tests.interop.auth_server import Answer, AuthServer, allowed
 from tests.interop.http_client import HttpClient
@@ -48,9 +48,6 @@ from martlet.client import (
 )
 from martlet.client.admin import Admin
 from martlet.client.requests import outgoing
-from martlet.protocol.nsq import commands
-from martlet.protocol.nsq.frames import FrameSplitter
-from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
@@ -92,22 +89,17 @@ async def echo(message: Message) -> None:
 
 async def test_a_request_gets_its_reply(broker: Broker, topic: str) -> None:
     async with worker(topic, broker.tcp_address, echo), Producer(broker.tcp_address) as producer:
-        replies = await asyncio.gather(
-            *(
-                producer.request(topic, b"%d" % n, headers={"name": f"n{n}"}, tag="t")
-                for n in range(100)
-            )
-        )
+        requests = [
+            producer.request(topic, b"%d" % n, headers={"name": f"n{n}"}, tag="t")
+            for n in range(100)
+        ]
+        replies = await asyncio.gather(*requests)
         assert producer.stats.waiting_requests == 0
-    assert [reply.body for reply in replies] == [b"re: %d" % n for n in range(100)]
-    assert [reply.properties.headers["seen"] for reply in replies] == [f"n{n}" for n in range(100)]
-
-
-async def test_a_message_keeps_its_own_headers_as_a_request(broker: Broker, topic: str) -> None:
-    request = Outgoing(b"one", Properties(headers={"name": "own"}, keys=("k",)))
-    async with worker(topic, broker.tcp_address, echo), Producer(broker.tcp_address) as producer:
-        reply = await producer.request(topic, request)
-    assert reply.properties.headers["seen"] == "own"
+        own = Outgoing(b"one", Properties(headers={"name": "own"}, keys=("k",)))
+        replies.append(await producer.request(topic, own))
+    assert [reply.body for reply in replies] == [b"re: %d" % n for n in range(100)] + [b"re: one"]
+    seen = [reply.properties.headers["seen"] for reply in replies]
+    assert seen == [f"n{n}" for n in range(100)] + ["own"]
 
 
 def test_blocking_clients_request_and_reply(topic: str) -> None:
@@ -392,26 +384,19 @@ async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
     with LookupProcess() as lookup:
         flags = (f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1")
         with BrokerProcess(None, *flags) as one, BrokerProcess(None, *flags) as two:
-            daemons = lookup.http_address
             async with Admin([one.http_address, two.http_address]) as admin:
                 await admin.topics.create(topic)
             seen: set[str] = set()
-
-            def handle(message: Message) -> None:
-                message.reply(message.body)
-
             both = [one.tcp_address, two.tcp_address]
             async with (
-                worker(topic, both, handle),
-                Producer(lookup=daemons, lookup_poll_s=0.2) as producer,
+                worker(topic, both, lambda message: message.reply(message.body)),
+                Producer(lookup=lookup.http_address, lookup_poll_s=0.2) as producer,
             ):
                 await until(lambda: producer.stats.connected == 2)
                 for round_number in range(3):
                     bodies = [b"%d" % n for n in range(200)]
-                    replies = await asyncio.gather(
-                        *(producer.request(topic, body, timeout_s=20) for body in bodies)
-                    )
-                    assert [reply.body for reply in replies] == bodies
+                    requests = [producer.request(topic, body, timeout_s=20) for body in bodies]
+                    assert [reply.body for reply in await asyncio.gather(*requests)] == bodies
                     await asyncio.sleep(0)
                     seen |= {broker.address for broker in producer.stats.brokers if broker.stored}
                     if round_number == 0:
@@ -420,40 +405,25 @@ async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
             assert seen == set(both)
 
 
-def plain_worker(broker: BrokerProcess, topic: str) -> None:
-    """Reply to a request as a client of NSQ that knows no headers: by HTTP."""
-    host, _, port = broker.tcp_address.rpartition(":")
-    splitter = FrameSplitter()
-    with socket.create_connection((host, int(port)), 20) as connection:
-        subscribe = commands.subscribe(topic, "workers") + commands.ready(1)
-        connection.sendall(commands.MAGIC + subscribe)
-        runs: list[MessageRun] = []
-        while not runs:
-            pieces = splitter.feed(connection.recv(65536))
-            runs += [piece for piece in pieces if isinstance(piece, MessageRun)]
-        ((_, _, id, body),) = runs[0].fields()
-        assert not runs[0].properties
-        place = f"topic={topic}&channel=workers&state=in_flight"
-        (message,) = ask(broker.http_address, f"/channel/peek?{place}")["messages"]
-        assert message["id"] == id.decode()
-        headers = message["properties"]["headers"]
-        target = quote(headers["martlet-reply-to"])
-        request = urllib.request.Request(
-            f"http://{broker.http_address}/pub?topic={target}", body * 2, method="POST"
+async def test_a_plain_client_of_nsq_replies_by_http(broker: Broker, topic: str) -> None:
+    """It knows no headers, and peeks at those of the message that it has."""
+    wire = await Wire.subscribed(broker.tcp_address, topic, "workers")
+    wire.send(b"RDY 1\n")
+    async with Producer(broker.tcp_address) as producer:
+        request = asyncio.create_task(producer.request(topic, b"ab", timeout_s=20))
+        received = await wire.message()
+        path = f"/channel/peek?topic={topic}&channel=workers&state=in_flight"
+        (peeked,) = (await asyncio.to_thread(ask, broker.http_address, path))["messages"]
+        assert peeked["id"] == received.id.decode()
+        headers = peeked["properties"]["headers"]
+        reply = urllib.request.Request(
+            f"http://{broker.http_address}/pub?topic={quote(headers['martlet-reply-to'])}",
+            received.body * 2,
+            {"X-Martlet-Header": f"martlet-correlation-id={headers['martlet-correlation-id']}"},
         )
-        correlation_id = headers["martlet-correlation-id"]
-        request.add_header("X-Martlet-Header", f"martlet-correlation-id={correlation_id}")
-        with urllib.request.urlopen(request, timeout=10) as response:
-            assert response.read() == b"OK"
-        connection.sendall(commands.finish([id]))
-
-
-def test_a_plain_client_of_nsq_replies_by_http(topic: str) -> None:
-    with BrokerProcess(None) as broker, sync.Producer(broker.tcp_address) as producer:
-        working = threading.Thread(target=plain_worker, args=(broker, topic))
-        working.start()
-        assert producer.request(topic, b"ab", timeout_s=20).body == b"abab"
-        working.join()
+        await asyncio.to_thread(lambda: urllib.request.urlopen(reply, timeout=10).close())
+        assert (await request).body == b"abab"
+    wire.close()
 
 
 def test_a_client_over_http_reads_the_headers_and_replies(topic: str) -> None:

@@ -6,25 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import ssl
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.interop.asking import ask
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
-from tests.interop.client.test_client import take
-from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
+from tests.interop.client.kit import BOTH, take
+from tests.interop.nsqd_process import NsqdProcess
+from tests.unit.client.consumer.consuming import refused
 
 from martlet.client import (
     AuthRefused,
     Backoff,
-    Batch,
     ConnectFailed,
     ConnectRefused,
     Consumer,
@@ -53,13 +52,7 @@ def auth() -> Iterator[AuthServer]:
         yield server
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(BrokerProcess, id="martlet"),
-        pytest.param(NsqdProcess, id="nsqd", marks=NEEDS_NSQD),
-    ],
-)
+@pytest.fixture(scope="module", params=BOTH)
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Gives a server with the flags given, the same one for the same flags."""
     running: dict[tuple[str, ...], BrokerProcess] = {}
@@ -103,18 +96,13 @@ _numbers = itertools.count()
 
 def clients(broker: BrokerProcess, topic: str) -> list[dict[str, Any]]:
     """The topic's consumer, and its producer."""
-    url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        stats = json.load(response)
+    stats = ask(broker.http_address, f"/stats?format=json&topic={topic}")
     (topic_stats,) = stats["topics"]
-    producers = [
+    consumers = [item for channel in topic_stats["channels"] for item in channel["clients"]]
+    return consumers + [
         stat
         for stat in stats["producers"] or ()
-        if {"topic": topic} in [{"topic": count["topic"]} for count in stat.get("pub_counts", ())]
-    ]
-    return [
-        *(item for channel in topic_stats["channels"] for item in channel["clients"]),
-        *producers,
+        if topic in [count["topic"] for count in stat.get("pub_counts", ())]
     ]
 
 
@@ -162,33 +150,6 @@ async def test_messages_pass_in_every_form(
         assert client["deflate"] is (compression == "deflate")
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-async def test_batches_pass_in_tls(
-    broker: BrokerProcess,
-    certificates: Certificates,
-    compression: Literal["snappy", "deflate"] | None,
-    topic: str,
-) -> None:
-    tls = Tls(ca_file=certificates.authority)
-    bodies = [b"%0200d" % number for number in range(20_000)]
-    received: list[bytes] = []
-    async with (
-        Producer(broker.tcp_address, tls=tls, compression=compression) as producer,
-        Consumer(
-            topic, "c", broker.tcp_address, max_in_flight=2000, tls=tls, compression=compression
-        ) as consumer,
-        asyncio.timeout(50),
-    ):
-        await producer.publish_many(topic, bodies)
-        batch: Batch
-        async for batch in consumer.batches():
-            received += batch.bodies
-            await batch.finish()
-            if len(received) >= len(bodies):
-                break
-    assert sorted(received) == bodies
-
-
 async def test_an_own_context_and_no_verification_do_too(
     broker: BrokerProcess, certificates: Certificates, topic: str
 ) -> None:
@@ -231,30 +192,28 @@ async def test_an_untrusted_certificate_is_refused_at_once(
     paths = {**vars(certificates), "missing": certificates.authority.with_name("missing")}
     tls = Tls(**{name: paths.get(item, item) for name, item in wrong.items()})
     async with asyncio.timeout(50):
-        with pytest.raises(ConnectRefused, match=says):
-            async with Producer(broker.tcp_address, tls=tls):
-                pass
+        await refused(Producer(broker.tcp_address, tls=tls), ConnectRefused, says)
         assert "trying again" not in caplog.text
-        with pytest.raises(ConnectRefused, match=says):
-            async with Consumer("t", "c", broker.tcp_address, tls=tls):
-                pass
+        await refused(Consumer("t", "c", broker.tcp_address, tls=tls), ConnectRefused, says)
 
 
-async def test_a_feature_that_the_broker_lacks_is_reported_at_once(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"tls": True}, r"does not offer TLS.*--tls-cert"),
+        ({"compression": "snappy"}, r"does not offer snappy.*--snappy"),
+        ({"compression": "deflate"}, r"does not offer deflate.*--deflate"),
+        (
+            {"identity": Identity(heartbeat_interval_ms=70_000)},
+            "E_BAD_BODY IDENTIFY heartbeat interval",
+        ),
+    ],
+)
+async def test_a_feature_that_the_broker_lacks_is_reported_at_once(
+    start: Start, wishes: dict[str, Any], says: str
+) -> None:
     broker = start("--snappy=false", "--deflate=false")
-    with pytest.raises(ConnectRefused, match=r"does not offer TLS.*--tls-cert"):
-        async with Producer(broker.tcp_address, tls=True):
-            pass
-    with pytest.raises(ConnectRefused, match=r"does not offer snappy.*--snappy"):
-        async with Consumer("t", "c", broker.tcp_address, compression="snappy"):
-            pass
-    with pytest.raises(ConnectRefused, match=r"does not offer deflate.*--deflate"):
-        async with Producer(broker.tcp_address, compression="deflate"):
-            pass
-    identity = Identity(heartbeat_interval_ms=70_000)
-    with pytest.raises(ConnectRefused, match="E_BAD_BODY IDENTIFY heartbeat interval"):
-        async with Consumer("t", "c", broker.tcp_address, identity=identity):
-            pass
+    await refused(Producer(broker.tcp_address, **wishes), ConnectRefused, says)
 
 
 async def test_a_client_shows_its_certificate(
@@ -266,38 +225,30 @@ async def test_a_client_shows_its_certificate(
         tls = Tls(ca_file=certificates.authority, cert_file=certificate, key_file=key)
         async with Producer(strict.tcp_address, tls=tls, auth_secret="all") as producer:
             await producer.publish(topic, b"one")
-    with pytest.raises(AuthRefused, match="TLS required"):
-        async with Consumer(topic, "c", strict.tcp_address, auth_secret="all"):
-            pass
-    with pytest.raises(ConnectFailed, match=r"wants? a certificate"):
-        async with Producer(
-            strict.tcp_address, tls=Tls(ca_file=certificates.authority), timeout_s=0.5
-        ):
-            pass
+    await refused(
+        Consumer(topic, "c", strict.tcp_address, auth_secret="all"), AuthRefused, "TLS required"
+    )
+    await refused(
+        Producer(strict.tcp_address, tls=Tls(ca_file=certificates.authority), timeout_s=0.5),
+        ConnectFailed,
+        r"wants? a certificate",
+    )
 
 
 async def test_heartbeats_are_answered_in_every_form(
     broker: BrokerProcess, certificates: Certificates, topic: str
 ) -> None:
     """A client that answers none is left by the broker after two of them."""
-    identities = [
-        Identity(
-            heartbeat_interval_ms=1000,
-            tls=Tls(ca_file=certificates.authority),
-            compression=compression,
-        )
-        for compression in COMPRESSIONS
-    ]
+    tls = Tls(ca_file=certificates.authority)
+    forms: list[tuple[Tls | bool, Any]] = [(tls, compression) for compression in COMPRESSIONS]
+    forms.append((False, None))
     async with AsyncExitStack() as stack:
-        consumers = [
-            await stack.enter_async_context(
-                Consumer(topic, "c", broker.tcp_address, identity=identity)
-            )
-            for identity in identities
-        ]
-        connections = [connection_of(consumer) for consumer in consumers]
+        connections = []
+        for secured, compression in forms:
+            identity = Identity(heartbeat_interval_ms=1000, tls=secured, compression=compression)
+            consumer = Consumer(topic, "c", broker.tcp_address, identity=identity)
+            connections.append(connection_of(await stack.enter_async_context(consumer)))
         await asyncio.sleep(2.3)
-        assert [connection_of(consumer) for consumer in consumers] == connections
         assert not any(connection.lost.done() for connection in connections)
 
 
@@ -328,22 +279,6 @@ async def test_the_broker_knows_the_settings_of_identify(broker: BrokerProcess, 
         (client,) = await asyncio.to_thread(clients, broker, topic)
     assert (client["client_id"], client["hostname"]) == ("me", "here")
     assert (client["user_agent"], client["sample_rate"]) == ("test/2", 42)
-
-
-async def test_a_sample_rate_delivers_a_part(broker: BrokerProcess, topic: str) -> None:
-    async with (
-        Consumer(topic, "c", broker.tcp_address, identity=Identity(sample_rate=20)) as consumer,
-        Producer(broker.tcp_address) as producer,
-    ):
-        await producer.publish_many(topic, [b"%d" % number for number in range(2000)])
-        # nsqd may hold a message for its 250 ms, where it has passed over those behind it.
-        async with asyncio.timeout(60):
-            async for message in consumer:
-                message.finish()
-                if consumer.counts.finished >= 200:
-                    break
-        await asyncio.sleep(0.2)
-        assert 200 <= consumer.counts.received <= 700
 
 
 # AUTH.
@@ -383,13 +318,9 @@ async def test_an_unauthorized_client_is_refused_at_once(
     auth.answers["nothing's"] = Answer(allowed())
     broker = start(f"--auth-http-address={auth.address}")
     async with asyncio.timeout(50):
-        with pytest.raises(AuthRefused, match=says) as caught:
-            async with Producer(broker.tcp_address, auth_secret=secret):
-                pass
-        assert caught.value.code == code
-        with pytest.raises(AuthRefused, match=says):
-            async with Consumer("t", "c", broker.tcp_address, auth_secret=secret):
-                pass
+        caught = await refused(Producer(broker.tcp_address, auth_secret=secret), AuthRefused, says)
+        assert caught.code == code
+        await refused(Consumer("t", "c", broker.tcp_address, auth_secret=secret), AuthRefused, says)
 
 
 async def test_a_client_without_the_permission_is_refused_at_once(
@@ -399,9 +330,11 @@ async def test_a_client_without_the_permission_is_refused_at_once(
         allowed({"topic": "^other$", "channels": [".*"], "permissions": ["subscribe", "publish"]})
     )
     broker = start(f"--auth-http-address={auth.address}")
-    with pytest.raises(SubscribeRefused, match="E_UNAUTHORIZED AUTH failed for SUB"):
-        async with Consumer(topic, "c", broker.tcp_address, auth_secret="some"):
-            pass
+    await refused(
+        Consumer(topic, "c", broker.tcp_address, auth_secret="some"),
+        SubscribeRefused,
+        "E_UNAUTHORIZED AUTH failed for SUB",
+    )
     async with Producer(broker.tcp_address, auth_secret="some", backoff=FAST) as producer:
         with pytest.raises(PublishRefused, match="E_UNAUTHORIZED AUTH failed for PUB"):
             await producer.publish(topic, b"one")

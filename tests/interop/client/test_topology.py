@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from tests import brokers
 from tests.crash.wire import Wire, message, pub
-from tests.interop.asking import until
+from tests.interop.asking import ask, until
 
 from martlet.testing import BrokerProcess
 
@@ -29,17 +27,18 @@ PLACES = [
 broker = brokers.process(*HERE, PREFER, scope="function")
 
 
-def fetch(broker: BrokerProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://{broker.http_address}/{path}", timeout=10) as response:
-        text: str = response.read().decode()
-        return text
-
-
 def channel_of(broker: BrokerProcess) -> dict[str, Any]:
-    (topic,) = json.loads(fetch(broker, "stats?format=json&topic=t"))["topics"]
+    (topic,) = ask(broker.http_address, "/stats?format=json&topic=t")["topics"]
     (channel,) = topic["channels"]
-    stats: dict[str, Any] = channel
-    return stats
+    return dict(channel)
+
+
+async def publish(broker: BrokerProcess, count: int) -> None:
+    producer = await Wire.open(broker.tcp_address)
+    for number in range(count):
+        producer.send(pub("t", b"%d" % number))
+        await producer.ok()
+    producer.close()
 
 
 async def taken(wires: list[Wire], count: int) -> list[int]:
@@ -79,11 +78,7 @@ async def consumers(broker: BrokerProcess, stack: AsyncExitStack, ready: int) ->
 async def test_the_zone_comes_first_then_the_region_then_the_others(broker: BrokerProcess) -> None:
     async with AsyncExitStack() as stack:
         wires = await consumers(broker, stack, 10)
-        producer = await Wire.open(broker.tcp_address)
-        stack.callback(producer.close)
-        for number in range(31):
-            producer.send(pub("t", b"%d" % number))
-            await producer.ok()
+        await publish(broker, 31)
         assert await taken(wires, 31) == [10, 10, 10, 1]
         channel = channel_of(broker)
         names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
@@ -92,7 +87,7 @@ async def test_the_zone_comes_first_then_the_region_then_the_others(broker: Brok
             {key: client[key] for key in client if key.startswith("topology")}
             for client in channel["clients"]
         ] == PLACES
-        lines = fetch(broker, "metrics").splitlines()
+        lines = ask(broker.http_address, "/metrics").splitlines()
         head, labels = "martlet_channel_delivered_", '_messages_total{topic="t",channel="c"}'
         for name, count in (("zone_local", 20), ("region_local", 10), ("elsewhere", 1)):
             assert f"{head}{name}{labels} {count}" in lines
@@ -102,14 +97,10 @@ async def test_without_the_experiment_all_take_turns() -> None:
     with BrokerProcess(None, *HERE) as broker:
         async with AsyncExitStack() as stack:
             wires = await consumers(broker, stack, 10)
-            producer = await Wire.open(broker.tcp_address)
-            stack.callback(producer.close)
-            for number in range(20):
-                producer.send(pub("t", b"%d" % number))
-                await producer.ok()
+            await publish(broker, 20)
             assert await taken(wires, 20) == [5, 5, 5, 5]
             assert not [key for key in channel_of(broker) if key.endswith("l_msg_count")]
-            assert "zone_local" not in fetch(broker, "metrics")
+            assert "zone_local" not in ask(broker.http_address, "/metrics")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +112,6 @@ async def test_without_the_experiment_all_take_turns() -> None:
 )
 def test_flags_without_effect_are_logged_at_the_start(flags: tuple[str, ...], says: str) -> None:
     with BrokerProcess(None, *flags) as broker:
-        fetch(broker, "ping")
+        ask(broker.http_address, "/ping")
         (line,) = [line for line in broker.log().splitlines() if says in line]
         assert "WARNING" in line

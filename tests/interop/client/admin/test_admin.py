@@ -1,18 +1,17 @@
-"""`Admin` and its blocking twin beside two real brokers and a lookup daemon."""
+"""The blocking `Admin`, and so the one that it runs, beside two brokers and a lookup daemon."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.interop.asking import ask, until
 from tests.interop.lookup_process import LookupProcess
 
-from martlet.client import Admin, sync
+from martlet.client import sync
 from martlet.client.admin import (
     AdminError,
     AdminNotFound,
@@ -58,69 +57,24 @@ def cluster() -> Iterator[Cluster]:
             yield Cluster(lookup, one, two)
 
 
-class Face:
-    """Calls to one of the two clients, which wait for the result."""
-
-    def __init__(self, *, is_blocking: bool) -> None:
-        self.name = "blocking" if is_blocking else "asyncio"
-        self._is_blocking = is_blocking
-
-    def of(self, *addresses: str, **settings: Any) -> Any:
-        """Return what has the client's methods; each makes a call of a new client."""
-        return Noun(self, addresses, settings)
-
-    def ask(
-        self, call: Callable[[Any], Any], addresses: tuple[str, ...], settings: dict[str, Any]
-    ) -> Any:
-        """Make a call of a new client of these brokers, or by `settings`; list what it yields."""
-        if self._is_blocking:
-            with sync.Admin(addresses, **settings) as admin:
-                result = call(admin)
-                return list(result) if isinstance(result, Iterator) else result
-
-        async def run() -> Any:
-            async with Admin(addresses, **settings) as admin:
-                result = call(admin)
-                if hasattr(result, "__aiter__"):
-                    return [message async for message in result]
-                return await result
-
-        return asyncio.run(run())
+@pytest.fixture
+def both(cluster: Cluster) -> Iterator[Any]:
+    """A client of both brokers."""
+    with sync.Admin(cluster.brokers) as admin:
+        yield admin
 
 
-class Noun:
-    """A client, or one of its groups of methods."""
-
-    def __init__(
-        self, face: Face, addresses: tuple[str, ...], settings: dict[str, Any], noun: str = ""
-    ) -> None:
-        self._how = face, addresses, settings
-        self._noun = noun
-
-    def __getattr__(self, name: str) -> Any:
-        face, addresses, settings = self._how
-        if not self._noun:
-            return Noun(face, addresses, settings, name)
-
-        def call(*args: Any, **fields: Any) -> Any:
-            return face.ask(
-                lambda admin: getattr(getattr(admin, self._noun), name)(*args, **fields),
-                addresses,
-                settings,
-            )
-
-        return call
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "blocking"])
-def face(request: pytest.FixtureRequest) -> Face:
-    return Face(is_blocking=request.param)
+@pytest.fixture
+def one(cluster: Cluster) -> Iterator[Any]:
+    """A client of the first broker alone."""
+    with sync.Admin(cluster.brokers[0]) as admin:
+        yield admin
 
 
 def test_a_topic_and_a_channel_from_their_creation_to_their_end(
-    cluster: Cluster, face: Face
+    cluster: Cluster, both: Any
 ) -> None:
-    topic, both = f"life-{face.name}", face.of(*cluster.brokers)
+    topic = "life"
 
     def values(answers: Any) -> list[Any]:
         assert answers.errors == {}
@@ -157,8 +111,8 @@ def test_a_topic_and_a_channel_from_their_creation_to_their_end(
     assert values(both.topics.list(topic)) == [(), ()]
 
 
-def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, face: Face) -> None:
-    topic, one = f"log-{face.name}", face.of(cluster.brokers[0])
+def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, one: Any) -> None:
+    topic = "log"
     began_ms = time.time_ns() // 1_000_000
 
     def value(answers: Any) -> Any:
@@ -198,8 +152,8 @@ def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, 
         read(0, 7)
 
 
-def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, face: Face) -> None:
-    topic, url, one = f"keyed-{face.name}", cluster.urls[0], face.of(cluster.brokers[0])
+def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, one: Any) -> None:
+    topic, url = "keyed", cluster.urls[0]
 
     def by_key(key: str, **options: Any) -> Any:
         return one.messages.by_key(topic, key, **options).values[url]
@@ -242,8 +196,8 @@ def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, f
         by_key("all")
 
 
-def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, face: Face) -> None:
-    topic, both = f"peek-{face.name}", face.of(*cluster.brokers)
+def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, both: Any) -> None:
+    topic = "peek"
     both.topics.create(topic, 2)
     both.channels.create(topic, "c")
     cluster.publish(topic, b"text", b"\xff\x00", b"long" * 50)
@@ -255,23 +209,26 @@ def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, fac
         ]
         assert {message.queue for message in received} == {0, 1}
         assert {message.state for message in received} == {"waiting"}
-    pages = both.channels.peek_pages(topic, "c", limit=2)
+    pages = list(both.channels.peek_pages(topic, "c", limit=2))
     counts = dict.fromkeys(cluster.urls, 0)
     for page in pages:
         counts[page.broker] += len(page.items)
     assert counts == dict.fromkeys(cluster.urls, 2)
     first = pages[0].next
-    rest = both.channels.peek_pages(topic, "c", start=first)
+    rest = list(both.channels.peek_pages(topic, "c", start=first))
     assert {page.broker for page in rest} == {cluster.urls[0]}
     seen = [item.id for page in [pages[0], *rest] for item in page.items]
     assert len(seen) == len(set(seen)) == 3
-    with pytest.raises(AdminNotFound, match="it is none of the brokers that are asked"):
-        face.of(cluster.brokers[1]).channels.peek_pages(topic, "c", start=first)
+    with (
+        sync.Admin(cluster.brokers[1]) as other,
+        pytest.raises(AdminNotFound, match="it is none of the brokers that are asked"),
+    ):
+        list(other.channels.peek_pages(topic, "c", start=first))
     assert both.channels.peek(topic, "c", states=["deferred"]).joined() == []
 
 
-def test_groups_are_described_and_a_reset_has_a_preview(cluster: Cluster, face: Face) -> None:
-    topic, both = f"group-{face.name}", face.of(*cluster.brokers)
+def test_groups_are_described_and_a_reset_has_a_preview(cluster: Cluster, both: Any) -> None:
+    topic = "group"
     first, second = cluster.urls
     both.topics.create(topic)
     for address in cluster.brokers:
@@ -297,8 +254,8 @@ def test_groups_are_described_and_a_reset_has_a_preview(cluster: Cluster, face: 
         both.groups.reset(topic, "g", to_first=True, to_last=True)
 
 
-def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, face: Face) -> None:
-    topic, one = f"dead-{face.name}", face.of(cluster.one.http_address)
+def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, one: Any) -> None:
+    topic = "dead"
 
     def value(answers: Any) -> Any:
         ((_, value),) = answers.values.items()
@@ -324,10 +281,10 @@ def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, fa
         (b"a", "rejected", 1),
         (b"b", "rejected", 1),
     ]
-    pages = one.dead_letters.pages(topic, "c")
+    pages = list(one.dead_letters.pages(topic, "c"))
     assert [item.body for page in pages for item in page.items] == [b"a", b"b", b"c"]
     (page,) = one.dead_letters.pages(topic, "c", limit=1)
-    rest = one.dead_letters.pages(topic, "c", start=page.next)
+    rest = list(one.dead_letters.pages(topic, "c", start=page.next))
     assert [item.body for page in rest for item in page.items] == [b"b", b"c"]
     chosen = [letters[0].id, "0123456789abcdef"]
     tried = value(one.dead_letters.redrive(topic, "c", ids=chosen, dry_run=True))
@@ -341,8 +298,8 @@ def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, fa
     assert back.body == b"a"
 
 
-def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, face: Face) -> None:
-    topic, both = f"delayed-{face.name}", face.of(*cluster.brokers)
+def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, both: Any) -> None:
+    topic = "delayed"
     at_ms = time.time_ns() // 1_000_000 + HOUR_MS
     with sync.Producer(cluster.one.tcp_address) as producer:
         sent = [producer.send(topic, b"x", deliver_at=(at_ms + n) / 1000) for n in range(3)]
@@ -365,10 +322,10 @@ def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, face: Face)
     assert [(page.count, page.items) for page in both.delayed.pages(topic)] == [(0, ())]
 
 
-def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> None:
-    topic, transactions = f"transaction-{face.name}", face.of(*cluster.brokers).transactions
+def test_a_transaction_is_found_at_its_broker(cluster: Cluster, both: Any) -> None:
+    topic, transactions = "transaction", both.transactions
     without, url = cluster.urls
-    keep, drop = f"keep-{face.name}", f"drop-{face.name}"
+    keep, drop = "keep", "drop"
     with sync.Producer(cluster.two.tcp_address) as producer:
         for name in (keep, drop):
             transaction = producer.transaction(name)
@@ -398,9 +355,8 @@ def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> N
         transactions.show("unknown")
 
 
-def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, face: Face) -> None:
-    topic, key, both = f"trace-{face.name}", f"key-{face.name}", face.of(*cluster.brokers)
-    one = face.of(cluster.one.http_address)
+def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, both: Any, one: Any) -> None:
+    topic, key = "trace", "key of the trace"
     one.topics.create(topic)
     one.channels.create(topic, "c")
     with sync.Producer(cluster.one.tcp_address) as producer:
@@ -415,47 +371,50 @@ def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, face: Face)
         both.trace.find()
 
 
-def test_lookup_daemons_know_the_brokers(cluster: Cluster, face: Face) -> None:
-    topic, both = f"known-{face.name}", face.of(*cluster.brokers)
-    by_daemon = face.of(lookupd_http_addresses=cluster.lookup.http_address)
-    by_daemon.topics.create(topic)
-    until(lambda: topic in ask(cluster.lookup.http_address, "/topics")["topics"])
-    until(lambda: len(ask(cluster.lookup.http_address, f"/lookup?topic={topic}")["producers"]) == 2)
-    daemon = f"http://{cluster.lookup.http_address}"
-    nodes = distinct_nodes(by_daemon.nodes.list())
-    ports = [int(address.rpartition(":")[2]) for address in cluster.brokers]
-    assert sorted(node.http_port for node in nodes) == sorted(ports)
-    assert {node.lookup_daemons for node in nodes} == {(daemon,)}
-    assert [topic in node.topics for node in both.nodes.list().joined()] == [True, True]
-    stats = by_daemon.nodes.stats()
-    assert {answer.health for answer in stats.values.values()} == {"OK"}
-    hidden = f"127.0.0.1:{ports[0]}"
-    assert list(by_daemon.nodes.tombstone(topic, hidden).values) == [daemon]
-    assert list(by_daemon.topics.list(topic).values) == [cluster.urls[1]]
-    with pytest.raises(ValueError, match="tombstones are at lookup daemons"):
-        both.nodes.tombstone(topic, hidden)
-    assert set(by_daemon.channels.create(topic, "c").values) == {cluster.urls[1], daemon}
-    assert ask(cluster.lookup.http_address, f"/channels?topic={topic}")["channels"] == ["c"]
-    with pytest.raises(AdminNotFound, match="no broker with topic 'nowhere' is known there"):
-        by_daemon.topics.pause("nowhere")
+def test_lookup_daemons_know_the_brokers(cluster: Cluster, both: Any) -> None:
+    topic, http = "known", cluster.lookup.http_address
+    with sync.Admin(lookupd_http_addresses=http) as by_daemon:
+        by_daemon.topics.create(topic)
+        until(lambda: topic in ask(http, "/topics")["topics"])
+        until(lambda: len(ask(http, f"/lookup?topic={topic}")["producers"]) == 2)
+        daemon = f"http://{http}"
+        nodes = distinct_nodes(by_daemon.nodes.list())
+        ports = [int(address.rpartition(":")[2]) for address in cluster.brokers]
+        assert sorted(node.http_port for node in nodes) == sorted(ports)
+        assert {node.lookup_daemons for node in nodes} == {(daemon,)}
+        assert [topic in node.topics for node in both.nodes.list().joined()] == [True, True]
+        stats = by_daemon.nodes.stats()
+        assert {answer.health for answer in stats.values.values()} == {"OK"}
+        hidden = f"127.0.0.1:{ports[0]}"
+        assert list(by_daemon.nodes.tombstone(topic, hidden).values) == [daemon]
+        assert list(by_daemon.topics.list(topic).values) == [cluster.urls[1]]
+        with pytest.raises(ValueError, match="tombstones are at lookup daemons"):
+            both.nodes.tombstone(topic, hidden)
+        assert set(by_daemon.channels.create(topic, "c").values) == {cluster.urls[1], daemon}
+        assert ask(http, f"/channels?topic={topic}")["channels"] == ["c"]
+        with pytest.raises(AdminNotFound, match="no broker with topic 'nowhere' is known there"):
+            by_daemon.topics.pause("nowhere")
 
 
-def test_a_broker_without_replicas_is_no_replica(cluster: Cluster, face: Face) -> None:
+def test_a_broker_without_replicas_is_no_replica(both: Any) -> None:
     with pytest.raises(AdminError, match="it has no /replica"):
-        face.of(*cluster.brokers).replicas.show()
+        both.replicas.show()
 
 
-def test_one_of_two_brokers_is_down(face: Face) -> None:
+def test_one_of_two_brokers_is_down() -> None:
     """The answers of the other are there, and the error says which broker is missing."""
-    with BrokerProcess() as one, BrokerProcess() as two:
+    with (
+        BrokerProcess() as one,
+        BrokerProcess() as two,
+        sync.Admin([one.http_address, two.http_address]) as both,
+    ):
         up, down = f"http://{one.http_address}", f"http://{two.http_address}"
-        both = face.of(one.http_address, two.http_address)
         both.topics.create("t")
         both.channels.create("t", "c")
         both.topics.publish("t", b"x")
         assert set(both.topics.list().values) == {up, down}
         two.kill()
-        calls = [
+        calls: list[Any] = [
             (both.topics.list,),
             (both.topics.create, "t"),
             (both.channels.list, "t"),
@@ -477,13 +436,13 @@ def test_one_of_two_brokers_is_down(face: Face) -> None:
         health = both.nodes.health().values
         assert {url: answer.is_healthy for url, answer in health.items()} == {up: True, down: False}
         with pytest.raises(AdminUnreachable):
-            both.channels.peek_pages("t", "c")
-        with pytest.raises(AdminUnreachable) as nothing:
-            face.of(two.http_address).topics.list()
+            list(both.channels.peek_pages("t", "c"))
+        with sync.Admin(two.http_address) as gone, pytest.raises(AdminUnreachable) as nothing:
+            gone.topics.list()
         assert list(nothing.value.errors) == [down]
 
 
-def test_a_broker_that_a_lookup_daemon_knows_is_down(face: Face) -> None:
+def test_a_broker_that_a_lookup_daemon_knows_is_down() -> None:
     with LookupProcess() as lookup:
         flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
         wrong_port = free_port()
@@ -491,16 +450,17 @@ def test_a_broker_that_a_lookup_daemon_knows_is_down(face: Face) -> None:
             BrokerProcess(None, *flags) as one,
             BrokerProcess(None, *flags, f"--broadcast-http-port={wrong_port}") as two,
         ):
-            face.of(one.http_address, two.http_address).topics.create("t")
+            with sync.Admin([one.http_address, two.http_address]) as both:
+                both.topics.create("t")
             until(lambda: len(ask(lookup.http_address, "/lookup?topic=t")["producers"]) == 2)
             missing = f"http://127.0.0.1:{free_port()}"
-            by_daemons = face.of(lookupd_http_addresses=[lookup.http_address, missing])
-            answers = by_daemons.topics.pause("t")
-            assert list(answers.values) == [f"http://{one.http_address}"]
-            assert list(answers.errors) == [f"http://127.0.0.1:{wrong_port}"]
-            # Daemons keep a topic that a broker may still have.
-            by_daemons.topics.delete("t")
-            assert ask(lookup.http_address, "/topics")["topics"] == ["t"]
-            nodes = by_daemons.nodes.list()
-            assert len(nodes.values[f"http://{lookup.http_address}"]) == 2
-            assert list(nodes.errors) == [missing]
+            with sync.Admin(lookupd_http_addresses=[lookup.http_address, missing]) as by_daemons:
+                answers = by_daemons.topics.pause("t")
+                assert list(answers.values) == [f"http://{one.http_address}"]
+                assert list(answers.errors) == [f"http://127.0.0.1:{wrong_port}"]
+                # Daemons keep a topic that a broker may still have.
+                by_daemons.topics.delete("t")
+                assert ask(lookup.http_address, "/topics")["topics"] == ["t"]
+                nodes = by_daemons.nodes.list()
+                assert len(nodes.values[f"http://{lookup.http_address}"]) == 2
+                assert list(nodes.errors) == [missing]

@@ -7,8 +7,11 @@ over all its connections, at the moment when they come, which is before any brok
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 
 class ReadyProxy:
@@ -31,15 +34,14 @@ class ReadyProxy:
         self.too_many: list[str] = []
         self.addresses: list[str] = []
         self._servers: list[asyncio.Server] = []
-        self._ready: dict[Consumer, int] = {}
-        self._loop = asyncio.get_running_loop()
+        self._ready: dict[asyncio.StreamWriter, int] = {}
+        """The ready count of each connection, by its way to the consumer."""
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         for broker in self.rises:
-            server = await self._loop.create_server(
-                lambda broker=broker: Consumer(self, broker),  # type: ignore[misc]
-                "127.0.0.1",
-            )
+            server = await asyncio.start_server(partial(self._serve, broker), "127.0.0.1", 0)
             self._servers.append(server)
             self.addresses.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         return self
@@ -52,125 +54,74 @@ class ReadyProxy:
     ) -> None:
         for server in self._servers:
             server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         assert not self.too_many
 
-    def ready(self, consumer: Consumer, count: int) -> None:
-        """The consumer has this ready count there from now on."""
-        if count and not self._ready.get(consumer):
-            self.rises[consumer.broker] += 1
-        self._ready[consumer] = count
-        # What it sent to others before has arrived too, and is read in this turn of the loop.
-        self._loop.call_soon(self._check)
+    async def _serve(
+        self, broker: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._writers.add(writer)
+        host, _, port = broker.rpartition(":")
+        try:
+            back, forth = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(forth)
+        self._begin(self._commands(broker, reader, forth, writer))
+        self._begin(self._answers(back, writer))
 
-    def gone(self, consumer: Consumer) -> None:
-        """One end has hung up."""
+    def _begin(self, passing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(passing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _commands(
+        self,
+        broker: str,
+        reader: asyncio.StreamReader,
+        forth: asyncio.StreamWriter,
+        consumer: asyncio.StreamWriter,
+    ) -> None:
+        unread = b""
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                unread = self._read(broker, consumer, unread + data)
+                forth.write(data)  # Nothing is awaited: the order over all connections counts.
         self._ready.pop(consumer, None)
+        forth.close()
+
+    async def _answers(self, back: asyncio.StreamReader, consumer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await back.read(1 << 16):
+                consumer.write(data)
+                await consumer.drain()
+        # The broker is gone, and its ready count; only then does the consumer hear of it.
+        self._ready.pop(consumer, None)
+        consumer.close()
+
+    def _read(self, broker: str, consumer: asyncio.StreamWriter, unread: bytes) -> bytes:
+        """Read along; return the begin of a command whose end has not come."""
+        while b"\n" in unread:
+            line, _, rest = unread.partition(b"\n")
+            if line.removeprefix(b"  V2") == b"IDENTIFY":
+                size = int.from_bytes(rest[:4], "big")
+                if len(rest) < 4 + size:
+                    break
+                rest = rest[4 + size :]
+            elif line.startswith(b"RDY "):
+                count = int(line[4:])
+                self.rises[broker] += bool(count and not self._ready.get(consumer))
+                self._ready[consumer] = count
+                # What it sent to others before has arrived too, and is read in this turn.
+                asyncio.get_running_loop().call_soon(self._check)
+            unread = rest
+        return unread
 
     def _check(self) -> None:
         total = sum(self._ready.values())
         self.highest = max(self.highest, total)
         if total > self.max_in_flight:
             self.too_many.append(f"{sorted(self._ready.values())} sum above {self.max_in_flight}")
-
-
-class _End(asyncio.Protocol):
-    """One end of a connection; what comes goes to the other."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
-        self.is_lost = False
-        self._early = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
-        else:
-            self._early += data
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.close()
-
-    def join(self, other: _End) -> None:
-        self.other = other
-        early, self._early = self._early, b""
-        if early:
-            self.data_received(early)
-
-
-class Consumer(_End):
-    """The consumer's end: what comes here is read along."""
-
-    def __init__(self, proxy: ReadyProxy, broker: str) -> None:
-        super().__init__()
-        self.broker = broker
-        self._proxy = proxy
-        self._unread = b""
-        self._connecting: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._connecting = asyncio.get_running_loop().create_task(self._connect())
-
-    async def _connect(self) -> None:
-        assert self.transport is not None
-        host, _, port = self.broker.rpartition(":")
-        try:
-            _, end = await asyncio.get_running_loop().create_connection(
-                lambda: _BrokerEnd(self), host, int(port)
-            )
-        except OSError:
-            self.transport.abort()
-            return
-        end.join(self)
-        self.join(end)
-        if self.is_lost and end.transport is not None:
-            end.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        if self._unread is not None:
-            self._read(data)
-        super().data_received(data)
-
-    def join(self, other: _End) -> None:
-        self.other = other
-        early, self._early = self._early, b""
-        assert other.transport is not None
-        other.transport.write(early)
-
-    def _read(self, data: bytes) -> None:
-        self._unread += data
-        while b"\n" in self._unread:
-            line, _, rest = self._unread.partition(b"\n")
-            if line.removeprefix(b"  V2") == b"IDENTIFY":
-                size = int.from_bytes(rest[:4], "big")
-                if len(rest) < 4 + size:
-                    return
-                rest = rest[4 + size :]
-            elif line.startswith(b"RDY "):
-                self._proxy.ready(self, int(line[4:]))
-            self._unread = rest
-
-    def broker_lost(self) -> None:
-        self._proxy.gone(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._proxy.gone(self)
-        super().connection_lost(exc)
-
-
-class _BrokerEnd(_End):
-    """The broker's end: when it is gone, nothing of its ready count stands."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        super().__init__()
-        self._consumer = consumer
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._consumer.broker_lost()
-        super().connection_lost(exc)

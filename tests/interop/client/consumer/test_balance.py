@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 from tests.interop.client.consumer.ready_proxy import ReadyProxy
-from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
+from tests.interop.client.kit import BOTH
+from tests.interop.nsqd_process import NsqdProcess
 from tests.polling import until
 from tests.unit.client.consumer.consuming import running
 
@@ -25,13 +26,7 @@ TURNS = Rotation(
 Handler = Callable[[Message], Awaitable[None]]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(BrokerProcess, id="martlet"),
-        pytest.param(NsqdProcess, id="nsqd", marks=NEEDS_NSQD),
-    ],
-)
+@pytest.fixture(scope="module", params=BOTH)
 def brokers(request: pytest.FixtureRequest) -> Iterator[list[BrokerProcess]]:
     """Three brokers, started at the same time; each test has a topic of its own."""
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -143,35 +138,3 @@ async def test_brokers_and_consumers_come_and_go_and_all_is_handled(
     assert [await consumer for consumer in consumers] == [10, 2, 2]
     assert failed
     assert {body.split(b"-")[0] for body in published} == {b"0", b"1", b"2"}
-
-
-async def test_max_in_flight_changes_under_load(brokers: list[BrokerProcess]) -> None:
-    addresses = [broker.tcp_address for broker in brokers]
-    bodies = [b"%d" % number for number in range(900)]
-    handled: Counter[bytes] = Counter()
-
-    async def handle(message: Message) -> None:
-        await asyncio.sleep(0.001)
-        handled[message.body] += 1
-
-    for number, broker in enumerate(brokers):
-        await publish(broker, "limits", bodies[number::3])
-    async with (
-        ReadyProxy(addresses, 30) as proxy,
-        consumer_of(proxy, "limits", 30) as consumer,
-        running(consumer, handle, concurrency=5),
-    ):
-        for max_in_flight in (30, 2, 7, 0, 1, 9):
-            await asyncio.sleep(0.05)
-            consumer.change_max_in_flight(max_in_flight)
-            await asyncio.sleep(0.01)
-            proxy.max_in_flight = max(max_in_flight, 0)
-            if not max_in_flight:
-                seen = -1
-                while seen != handled.total():
-                    seen = handled.total()
-                    await asyncio.sleep(0.1)
-                assert seen < 900, "it has stopped though there are more"
-            proxy.max_in_flight = 30
-        await until(lambda: handled.total() >= 900)
-    assert handled == Counter(bodies)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.interop.connections import connected
+from tests.interop.client.group.test_pull import call
+from tests.unit.client.consumer.consuming import refused, running
 
 from martlet.client import (
     CallRefused,
@@ -59,38 +61,31 @@ async def test_each_key_is_handled_in_order_by_many_handlers(queues: int, order:
             if sum(map(len, done.values())) == 30 * len(KEYS):
                 finished.set()
 
-        settings = {"order": order, "failure_backoff": FailureBackoff(max_s=0)}
+        settings: dict[str, Any] = {"order": order, "failure_backoff": FailureBackoff(max_s=0)}
         async with (
-            Consumer("t", "c", broker.tcp_address, **settings) as one,  # type: ignore[arg-type]
-            Consumer("t", "c", broker.tcp_address, **settings) as other,  # type: ignore[arg-type]
+            Consumer("t", "c", broker.tcp_address, **settings) as one,
+            Consumer("t", "c", broker.tcp_address, **settings) as other,
+            running(one, handle, concurrency=8),
+            running(other, handle, concurrency=8),
         ):
-            tasks = [
-                asyncio.create_task(consumer.run(handle, concurrency=8))
-                for consumer in (one, other)
-            ]
             await finished.wait()
-        await asyncio.gather(*tasks)
     assert done == {key: list(range(30)) for key in KEYS}
 
 
-async def test_a_consumer_with_another_order_is_refused() -> None:
-    async with Broker() as broker, Consumer("t", "c", broker.tcp_address, order="queue"):
-        with pytest.raises(SubscribeRefused, match=r"CONFLICT .*queue"):
-            async with Consumer("t", "c", broker.tcp_address, order="key"):
-                pass
-    async with Broker() as broker, Consumer("t", "c", broker.tcp_address):
-        with pytest.raises(SubscribeRefused, match="others consume from it already"):
-            async with Consumer("t", "c", broker.tcp_address, order="key"):
-                pass
-    with pytest.raises(ValueError, match="order='no' must be"):
-        Consumer("t", "c", order="no")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [({"order": "queue"}, r"CONFLICT .*queue"), ({}, "others consume from it already")],
+)
+async def test_a_consumer_with_another_order_is_refused(
+    broker: Broker, first: dict[str, Any], says: str
+) -> None:
+    async with Consumer("t", "c", broker.tcp_address, **first):
+        await refused(Consumer("t", "c", broker.tcp_address, order="key"), SubscribeRefused, says)
 
 
 async def configure(broker: Broker, **policy: str) -> dict[str, object]:
     """Set a channel's policy as an operator does."""
-    fields = {"topic": "t", "channel": "c", "policy": policy}
-    async with connected(broker) as connection:
-        return dict((await connection.call("channel.configure", **fields)).fields)
+    return await call(broker, "channel.configure", topic="t", channel="c", policy=policy)
 
 
 async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) -> None:
@@ -99,11 +94,9 @@ async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) ->
     # All have left, and the broker was restarted.
     async with Broker(tmp_path) as broker:
         other = Consumer("t", "c", broker.tcp_address, order="queue")
-        with pytest.raises(SubscribeRefused) as refused:
-            async with other:
-                pass
-        assert refused.value.code == "CONFLICT"
-        said = str(refused.value)
+        refusal = await refused(other, SubscribeRefused)
+        assert refusal.code == "CONFLICT"
+        said = str(refusal)
         assert "channel 'c' of topic 't' has order=key, and this consumer wants order=queue" in said
         assert "a consumer has set that" in said
         assert "martlet channel configure t c order=queue" in said
@@ -115,8 +108,10 @@ async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) ->
         assert await configure(broker, order="queue") == {"policy": {"order": "queue"}}
         async with Consumer("t", "c", broker.tcp_address, order="queue"):
             pass
-        with pytest.raises(SubscribeRefused, match="an operator has set that"):
-            async with Consumer("t", "c", broker.tcp_address, order="key"):
-                pass
+        await refused(
+            Consumer("t", "c", broker.tcp_address, order="key"),
+            SubscribeRefused,
+            "an operator has set that",
+        )
         with pytest.raises(CallRefused, match="there is no setting 'from_consumers'"):
             await configure(broker, from_consumers="order")

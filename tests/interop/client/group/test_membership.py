@@ -6,11 +6,19 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.interop.client.group.test_pull import LIMIT_S, call, limited, member, put, with_queues
+from tests.interop.client.group.test_pull import (
+    LIMIT_S,
+    call,
+    member,
+    members_of,
+    post_of,
+    put,
+    with_queues,
+)
+from tests.interop.client.kit import take
 from tests.polling import until
 
-from martlet.client import ClientError, PulledMessage
-from martlet.client.group.assignment.membership import BrokerMembership
+from martlet.client import ClientError
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.testing import Broker
 
@@ -23,7 +31,7 @@ async def committed(broker: Broker, queue: int = 0) -> int:
 async def test_a_seek_back_survives_the_death_of_its_member(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker, auto_commit=False) as consumer:
-        assert len([m async for m in limited(consumer, 8)]) == 8
+        await take(consumer, 8)
         await consumer.commit()
         assert await committed(broker) == 8
         await consumer.seek(0, 3)
@@ -31,13 +39,13 @@ async def test_a_seek_back_survives_the_death_of_its_member(broker: Broker) -> N
         await consumer.commit()
         assert await committed(broker) == consumer.committed(0) == 3
         # From there on they only rise.
-        assert [m.offset async for m in limited(consumer, 2)] == [3, 4]
+        assert [m.offset for m in await take(consumer, 2)] == [3, 4]
         await consumer.commit()
         assert await committed(broker) == 5
     async with member(broker, commit_every_s=60) as consumer:
         await consumer.seek(0, "first")
     async with member(broker) as other:
-        assert [m.offset async for m in limited(other, 2)] == [0, 1]
+        assert [m.offset for m in await take(other, 2)] == [0, 1]
 
 
 async def test_a_queue_that_goes_to_another_begins_where_its_holder_went_back_to(
@@ -47,7 +55,7 @@ async def test_a_queue_that_goes_to_another_begins_where_its_holder_went_back_to
     for queue in (0, 1):
         put(broker, [b"%d" % n for n in range(6)], queue)
     async with member(broker, commit_every_s=60) as one:
-        assert len([m async for m in limited(one, 12)]) == 12
+        await take(one, 12)
         await one.commit()
         for queue in (0, 1):
             await one.seek(queue, 2)
@@ -62,7 +70,7 @@ async def test_a_queue_that_goes_while_it_is_asked_for_its_ends(
 ) -> None:
     put(broker, [b"one"])
     async with member(broker) as consumer:
-        post = consumer._brokers.sessions[0]
+        post = post_of(consumer)
         ask = post.ends
 
         async def ends(number: int) -> tuple[int, int]:
@@ -80,25 +88,22 @@ async def test_a_member_that_joins_again_leaves_no_queue_with_its_old_membership
 ) -> None:
     with_queues(broker, 2)
     async with member(broker) as consumer:
-        post = consumer._brokers.sessions[0]
-        assert isinstance(post, BrokerMembership)
-        group = broker.server.broker.find_topic("t").find_channel("g").group
-        assert group is not None
-        (before,) = group.members.members.values()
+        post = post_of(consumer)
+        members = members_of(broker)
+        (before,) = members.members.values()
         post.end("an answer that nobody understands")
         await until(lambda: before.is_gone and len(consumer.assignment) == 2)
-        assert list(group.members.members) == [before.id]
+        assert list(members.members) == [before.id]
 
 
 async def test_a_member_that_is_dismissed_often_is_kept_in_mind_once(broker: Broker) -> None:
     put(broker, [b"one"])
     async with member(broker, leave_timeout_s=0.0) as consumer:
-        group = broker.server.broker.find_topic("t").find_channel("g").group
-        assert group is not None
+        members = members_of(broker)
         for _ in range(3):
-            (present,) = group.members.members.values()
-            group.members.dismiss()
-            await until(lambda: len(group.members) and consumer.assignment)
+            (present,) = members.members.values()
+            members.dismiss()
+            await until(lambda: len(members) and consumer.assignment)
             assert present.is_gone
         kept = [len(connection.caller.when_gone) for connection in broker.server.connections]
         assert sum(kept) == 1
@@ -118,14 +123,12 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
 
     put(broker, [b"one"])
     async with member(broker, on_assigned=assigned, on_revoked=revoked) as consumer:
-        group = broker.server.broker.find_topic("t").find_channel("g").group
-        assert group is not None
-        post = consumer._brokers.sessions[0]
-        assert isinstance(post, BrokerMembership)
+        members = members_of(broker)
+        post = post_of(consumer)
         closing = asyncio.create_task(consumer.close())
         await is_leaving.wait()
         broker.server.broker.set_queues("t", 2)
-        await until(lambda: post._generation == group.members.generation)
+        await until(lambda: post._generation == members.generation)
         may_leave.set()
         await closing
     assert events == [("assigned", 0), ("revoked", 0)]
@@ -140,7 +143,7 @@ async def test_closing_does_not_wait_for_ever_for_the_revoked_hook(broker: Broke
         asyncio.timeout(LIMIT_S),
         member(broker, on_revoked=revoked, close_timeout_s=0.5) as consumer,
     ):
-        assert len([m async for m in limited(consumer, 1)]) == 1
+        await take(consumer, 1)
 
 
 async def test_an_offset_refused_late_takes_nothing_from_the_new_holder_of_a_queue(
@@ -148,12 +151,9 @@ async def test_an_offset_refused_late_takes_nothing_from_the_new_holder_of_a_que
 ) -> None:
     put(broker, [b"%d" % n for n in range(4)])
     async with member(broker, commit_every_s=60) as consumer:
-        post = consumer._brokers.sessions[0]
-        assert isinstance(post, BrokerMembership)
+        post = post_of(consumer)
         before = post.held[0]
         await consumer.seek(0, 0)
         post._on_refused({"refused": {"0": "NOT_HELD"}}, {0: before})
-        got: list[PulledMessage] = [m async for m in limited(consumer, 4)]
-        assert [(m.place, m.offset) for m in got] == [
-            (QueueId(broker.tcp_address, 0), n) for n in range(4)
-        ]
+        got = [(m.place, m.offset) for m in await take(consumer, 4)]
+        assert got == [(QueueId(broker.tcp_address, 0), n) for n in range(4)]

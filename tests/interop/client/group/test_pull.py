@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.client.kit import take
 from tests.interop.connections import connected
 from tests.polling import until
-from tests.unit.client.consumer.consuming import running
+from tests.unit.client.consumer.consuming import refused, running
 
+from martlet.broker.groups.membership import Membership
 from martlet.client import (
     Backoff,
     CallRefused,
     Consumer,
     Identity,
     Message,
-    Producer,
     PullConsumer,
     PulledMessage,
     QueueId,
@@ -64,14 +65,30 @@ async def call(broker: Broker | BrokerProcess, method: str, **fields: Any) -> di
         return dict((await connection.call(method, **fields)).fields)
 
 
-def member(broker: Broker | BrokerProcess, **settings: Any) -> PullConsumer:
+def member(at: Broker | BrokerProcess | Sequence[str], **settings: Any) -> PullConsumer:
+    """A member of the group, of a broker or of the brokers at these addresses."""
     defaults: dict[str, Any] = {
         "start": "first",
         "backoff": FAST,
         "commit_every_s": 0.05,
         "retry": FAST,
     }
-    return PullConsumer("t", "g", broker.tcp_address, **(defaults | settings))
+    addresses = at.tcp_address if isinstance(at, Broker | BrokerProcess) else at
+    return PullConsumer("t", "g", addresses, **(defaults | settings))
+
+
+def members_of(broker: Broker) -> Membership:
+    """The members that the broker knows."""
+    group = broker.server.broker.find_topic("t").find_channel("g").group
+    assert group is not None
+    return group.members
+
+
+def post_of(consumer: PullConsumer) -> BrokerMembership:
+    """What the consumer is at its only broker."""
+    (post,) = consumer._brokers.sessions
+    assert isinstance(post, BrokerMembership)
+    return post
 
 
 class Ledger:
@@ -159,21 +176,21 @@ async def test_only_unfinished_messages_come_again(broker: Broker) -> None:
                 break
     async with member(broker) as consumer:
         assert consumer.position(0) == 7
-        assert [m.offset async for m in limited(consumer, 3)] == [7, 8, 9]
+        assert [m.offset for m in await take(consumer, 3)] == [7, 8, 9]
 
 
 async def test_without_auto_commit_nothing_but_commit_commits(broker: Broker) -> None:
     """Neither the end of a consumer nor a queue that goes to another commits what was handled."""
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker, auto_commit=False) as consumer:
-        assert [m.offset async for m in limited(consumer, 4)] == [0, 1, 2, 3]
+        assert [m.offset for m in await take(consumer, 4)] == [0, 1, 2, 3]
         await consumer.commit()
-        assert [m.offset async for m in limited(consumer, 3)] == [4, 5, 6]
+        assert [m.offset for m in await take(consumer, 3)] == [4, 5, 6]
         assert consumer.committed(0) == 4
     with_queues(broker, 2)
     put(broker, [b"other"], 1)
     async with member(broker, auto_commit=False) as consumer:
-        handled = {(m.queue, m.offset) async for m in limited(consumer, 7)}
+        handled = {(m.queue, m.offset) for m in await take(consumer, 7)}
         assert handled == {(0, n) for n in range(4, 10)} | {(1, 0)}
         async with member(broker, auto_commit=False) as other:
             await until(lambda: other.assignment)
@@ -190,7 +207,7 @@ async def test_a_commit_in_the_revoked_hook_is_resumed_from(broker: Broker) -> N
         await consumer.commit()
 
     async with member(broker, auto_commit=False, on_revoked=keep) as consumer:
-        assert [m.offset async for m in limited(consumer, 4)] == [0, 1, 2, 3]
+        assert [m.offset for m in await take(consumer, 4)] == [0, 1, 2, 3]
     async with member(broker) as consumer:
         assert consumer.position(0) == 4
 
@@ -210,33 +227,6 @@ async def test_a_message_left_by_a_loop_is_the_first_of_the_next_loop(broker: Br
             await consumer.commit()
             break
         assert consumer.committed(0) == 10
-
-
-async def limited(consumer: PullConsumer, count: int) -> AsyncIterator[PulledMessage]:
-    """Receive and finish some messages; return them."""
-    async for message in consumer:
-        message.finish()
-        count -= 1
-        yield message
-        if not count:
-            return
-
-
-async def test_the_lowest_offset_that_is_not_done_is_committed(broker: Broker) -> None:
-    put(broker, [b"%d" % n for n in range(20)])
-    release = asyncio.Event()
-
-    async def handle(message: PulledMessage) -> None:
-        if message.offset == 3:
-            await release.wait()
-
-    async with member(broker) as consumer, running(consumer, handle, concurrency=4):
-        await until(lambda: consumer.current_counts.finished == 19)
-        await consumer.commit()
-        assert consumer.committed(0) == 3
-        assert consumer.lag(0) == 17
-        release.set()
-        await until(lambda: consumer.committed(0) == 20)
 
 
 async def test_a_new_group_begins_at_its_start_setting_and_an_old_one_resumes(
@@ -274,10 +264,10 @@ async def test_a_pull_consumer_seeks_in_a_queue(broker: Broker) -> None:
         for to, offset in targets:
             await consumer.seek(0, to)
             assert consumer.lag(0) == 20 - offset
-            assert [m.offset async for m in limited(consumer, 2)] == [offset, offset + 1]
+            assert [m.offset for m in await take(consumer, 2)] == [offset, offset + 1]
         await consumer.seek(consumer.assignment[0], "last")
         put(broker, [b"new"])
-        assert [m.body async for m in limited(consumer, 1)] == [b"new"]
+        assert [m.body for m in await take(consumer, 1)] == [b"new"]
         with pytest.raises(ValueError, match="queue 7 of topic t is not assigned to this"):
             await consumer.seek(7, 0)
 
@@ -295,7 +285,7 @@ async def test_a_seek_beyond_the_end_is_a_seek_to_the_end(
         await consumer.seek(0, 20)
         assert consumer.position(0) == 20
         put(broker, [b"new"])
-        assert [m.body async for m in limited(consumer, 1)] == [b"new"]
+        assert [m.body for m in await take(consumer, 1)] == [b"new"]
     assert caplog.text.count("above the end") == 1
 
 
@@ -304,8 +294,8 @@ async def test_a_seek_back_counts_though_a_commit_is_answered_late(
 ) -> None:
     put(broker, [b"%d" % n for n in range(20)])
     async with member(broker, commit_every_s=60) as consumer:
-        assert len([m async for m in limited(consumer, 10)]) == 10
-        connection = consumer._brokers.sessions[0].connection
+        await take(consumer, 10)
+        connection = post_of(consumer).connection
         assert connection is not None
         call_at_once = connection.call
         taken, answered = asyncio.Event(), asyncio.Event()
@@ -335,22 +325,22 @@ async def test_a_queue_that_is_paused_waits_and_the_others_go_on(broker: Broker)
         consumer.pause(0)
         put(broker, [b"a", b"b"], 0)
         put(broker, [b"c"], 1)
-        assert [m.body async for m in limited(consumer, 1)] == [b"c"]
+        assert [m.body for m in await take(consumer, 1)] == [b"c"]
         consumer.resume(0)
-        assert [m.body async for m in limited(consumer, 2)] == [b"a", b"b"]
+        assert [m.body for m in await take(consumer, 2)] == [b"a", b"b"]
 
 
 async def test_a_group_that_was_reset_while_it_was_empty(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker) as consumer:
-        assert len([m async for m in limited(consumer, 10)]) == 10
+        await take(consumer, 10)
     await call(broker, "group.reset", topic="t", group="g", to="offset", offset=6)
     async with member(broker) as consumer:
-        assert [m.offset async for m in limited(consumer, 4)] == [6, 7, 8, 9]
+        assert [m.offset for m in await take(consumer, 4)] == [6, 7, 8, 9]
         with pytest.raises(CallRefused, match="has 1 member, "):
             await call(broker, "group.reset", topic="t", group="g", to="first")
         await call(broker, "group.reset", topic="t", group="g", to="first", force=True)
-        assert [m.offset async for m in limited(consumer, 3)] == [0, 1, 2]
+        assert [m.offset for m in await take(consumer, 3)] == [0, 1, 2]
 
 
 async def test_groups_whose_dead_letter_topics_form_a_cycle_keep_the_message(
@@ -399,34 +389,25 @@ async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter
         await consumer.run(handle)
         assert consumer.current_counts.dead == 2
     bad = [(b"bad", attempt) for attempt in (1, 2, 3)]
-    assert handled == [
-        (b"good", 1),
-        *bad,
-        (b"later", 1),
-        (b"later", 1),
-        (b"unreadable", 1),
-        (b"last", 1),
-    ]
+    rest = [(b"later", 1), (b"later", 1), (b"unreadable", 1), (b"last", 1)]
+    assert handled == [(b"good", 1), *bad, *rest]
     listed = await call(broker, "dead_letters.list")
     assert [topic["dead_letter_topic"] for topic in listed["dead_letter_topics"]] == ["t.g.dead"]
     back = await call(broker, "dead_letters.redrive", topic="t", channel="g", reason="rejected")
     assert back["count"] == 1
     async with member(broker) as consumer:
-        assert [m.body async for m in limited(consumer, 1)] == [b"unreadable"]
+        assert [m.body for m in await take(consumer, 1)] == [b"unreadable"]
     async with Consumer("t.g.dead", "dead-letters", broker.tcp_address) as dead:
         message = await anext(dead)
         assert message.body == b"bad"
-        system = message.properties.system
-        assert system["dead_reason"] == "max_attempts"
-        assert (system["dead_first_error"], system["dead_last_error"]) == (
-            "RuntimeError: no 1",
-            "RuntimeError: no 3",
-        )
-        assert (system["dead_topic"], system["dead_channel"], system["dead_offset"]) == (
-            "t",
-            "g",
-            "1",
-        )
+        assert {
+            "dead_reason": "max_attempts",
+            "dead_first_error": "RuntimeError: no 1",
+            "dead_last_error": "RuntimeError: no 3",
+            "dead_topic": "t",
+            "dead_channel": "g",
+            "dead_offset": "1",
+        }.items() <= message.properties.system.items()
 
 
 async def test_a_message_is_not_finished_while_its_giving_up_hook_fails(broker: Broker) -> None:
@@ -450,45 +431,23 @@ async def test_a_message_is_not_finished_while_its_giving_up_hook_fails(broker: 
 
 
 async def test_a_broker_that_was_started_again_is_joined_again(tmp_path: Path) -> None:
-    at = {"tcp_address": f"127.0.0.1:{free_port()}"}
-    ledger = Ledger()
-    running: asyncio.Task[None] | None = None
-    consumer: PullConsumer | None = None
-    for start in (0, 500):
-        async with Broker(tmp_path, **at) as broker:
-            if consumer is None:
-                with_queues(broker, QUEUES)
-                consumer = await member(broker).__aenter__()
-                running = asyncio.create_task(consumer.run(ledger.handle))
-            published = {b"%d" % n for n in range(start, start + 500)}
-            for queue in range(QUEUES):
-                put(broker, [b"%d" % n for n in range(start + queue, start + 500, QUEUES)], queue)
-            await until(lambda published=published: ledger.bodies >= published)  # type: ignore[misc]
-            if start:
-                await consumer.close()
-    assert running is not None
-    await running
-    assert len(ledger.bodies) == 1000
-
-
-@pytest.mark.slow
-async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker:
-        await call(broker, "topic.create", topic="t", queues=QUEUES)
-        ledger = Ledger()
-        async with (
-            Producer(broker.tcp_address) as producer,
-            member(broker) as consumer,
-            running(consumer, ledger.handle),
-        ):
-            for start in (0, 500):
-                published = {b"%d" % n for n in range(start, start + 500)}
-                await producer.publish_many("t", sorted(published))
-                await until(lambda published=published: ledger.bodies >= published)  # type: ignore[misc]
+    address = f"127.0.0.1:{free_port()}"
+    ledger, consumer = Ledger(), member(address)
+    async with AsyncExitStack() as stack:
+        for start in (0, 500):
+            async with Broker(tmp_path, tcp_address=address) as broker:
                 if not start:
-                    await asyncio.to_thread(broker.kill)
-                    await asyncio.to_thread(broker.restart)
-        assert len(ledger.bodies) == 1000
+                    with_queues(broker, QUEUES)
+                    await consumer.__aenter__()
+                    await stack.enter_async_context(running(consumer, ledger.handle))
+                published = {b"%d" % n for n in range(start, start + 500)}
+                for queue in range(QUEUES):
+                    numbers = range(start + queue, start + 500, QUEUES)
+                    put(broker, [b"%d" % n for n in numbers], queue)
+                await until(lambda published=published: ledger.bodies >= published)  # type: ignore[misc]
+                if start:
+                    await consumer.close()
+    assert len(ledger.bodies) == 1000
 
 
 async def test_a_member_that_was_away_too_long_joins_again_and_undoes_nothing(
@@ -499,21 +458,17 @@ async def test_a_member_that_was_away_too_long_joins_again_and_undoes_nothing(
         messages = slow.__aiter__()
         assert (await anext(messages)).offset == 0
         # The broker takes it for dead; another has the queue meanwhile.
-        post = slow._brokers.sessions[0]
-        assert isinstance(post, BrokerMembership)
-        group = broker.server.broker.find_topic("t").find_channel("g").group
-        assert group is not None
-        members = group.members
+        members = members_of(broker)
         first = next(iter(members.members.values()))
         async with member(broker) as other:
             members.leave(first)
-            assert [m.offset async for m in limited(other, 5)] == list(range(5))
+            assert [m.offset for m in await take(other, 5)] == list(range(5))
             await other.commit()
         # That the first one is done now counts for nothing.
         assert (await anext(messages)).offset == 5
         await slow.commit()
         assert slow.committed(0) == 6
-        assert [m.offset async for m in limited(slow, 4)] == [6, 7, 8, 9]
+        assert [m.offset for m in await take(slow, 4)] == [6, 7, 8, 9]
     description = await call(broker, "group.describe", topic="t", group="g")
     assert description["queues"][0]["offset"] == 10
 
@@ -563,7 +518,7 @@ async def test_messages_have_their_properties_and_tags_are_filtered(broker: Brok
     part.stage([b"%d" % n for n in range(30)], 0, properties)
     broker.server.broker.commit()
     async with member(broker, tags="red", fetch_messages=4) as consumer:
-        got = [(m.offset, m.body, m.properties) async for m in limited(consumer, 10)]
+        got = [(m.offset, m.body, m.properties) for m in await take(consumer, 10)]
         assert got == [(n, b"%d" % n, red) for n in range(0, 30, 3)]
         await until(lambda: consumer.position(0) == 30)
         await consumer.commit()
@@ -571,11 +526,8 @@ async def test_messages_have_their_properties_and_tags_are_filtered(broker: Brok
     async with PullConsumer("t", "all", broker.tcp_address, start="first") as consumer:
         async for batch in consumer.batches():
             assert batch.offsets.tolist() == list(range(30))
-            assert [properties.tag for properties in batch.properties[:3]] == [
-                "red",
-                "blue",
-                "blue",
-            ]
+            tags = [properties.tag for properties in batch.properties[:3]]
+            assert tags == ["red", "blue", "blue"]
             break
 
 
@@ -600,10 +552,8 @@ async def test_batches_are_of_one_queue_and_done_in_order(broker: Broker) -> Non
 
 
 async def test_a_slow_handler_of_large_messages_has_few_of_them_here(broker: Broker) -> None:
-    body = bytes(100_000)
-    put(broker, [body] * 8)
-    for _ in range(12):
-        put(broker, [body] * 8)
+    for _ in range(13):
+        put(broker, [bytes(100_000)] * 8)
     max_count = 0
     async with member(broker, max_bytes=1_000_000, fetch_bytes=300_000) as consumer:
         held = consumer._all_held()[0]
@@ -646,7 +596,7 @@ async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> N
             put(started, [b"x"], 1)
         async with PullConsumer("t", "g", addresses, start="first") as consumer:
             assert set(consumer.assignment) == {QueueId(a, q) for a in addresses for q in (0, 1)}
-            got = {m.place async for m in limited(consumer, 2)}
+            got = {m.place for m in await take(consumer, 2)}
             assert got == {QueueId(address, 1) for address in addresses}
             with pytest.raises(ValueError, match=r"say \(broker, queue\)"):
                 consumer.position(1)
@@ -658,74 +608,12 @@ async def test_settings_that_a_broker_refuses_are_reported(broker: Broker) -> No
         PullConsumer("t", "g", broker.tcp_address),
         Consumer("t", "channel", broker.tcp_address),
     ):
-        with pytest.raises(SubscribeRefused, match="strategy"):
-            async with PullConsumer("t", "g", broker.tcp_address, strategy="averagely"):
-                pass
-        with pytest.raises(SubscribeRefused, match="channel"):
-            async with PullConsumer("t", "channel", broker.tcp_address):
-                pass
-    for settings, text in (
-        ({"start": datetime.now()}, "time zone"),
-        ({"strategy": "by-config"}, "by-config needs the queues"),
-        ({"queues": [1]}, "no other strategy takes any"),
-        ({"strategy": "by-config", "queues": [1], "rooms": object()}, "by-config goes by no rooms"),
-        ({"start": -1}, "must be at least 0"),
-        ({"max_messages": 0}, "max_messages=0"),
-        ({"fetch_bytes": 1 << 30}, "must be at most"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            PullConsumer("t", "g", **settings)
-
-
-async def live(address: str, handle: Any, chance: random.Random, stop: asyncio.Event) -> None:
-    """A consumer that comes and goes, and whose connections are cut now and then."""
-    while not stop.is_set():
-        consumer = PullConsumer(
-            "t",
-            "g",
-            address,
-            start="first",
-            backoff=FAST,
-            retry=FAST,
-            max_attempts=0,
-            commit_every_s=0.05,
-            leave_timeout_s=chance.choice([0.0, 0.002, 5.0]),
+        await refused(
+            PullConsumer("t", "g", broker.tcp_address, strategy="averagely"),
+            SubscribeRefused,
+            "strategy",
         )
-        async with consumer:
-            concurrency = chance.choice([1, 3, 8])
-            running = asyncio.create_task(consumer.run(handle, concurrency=concurrency))
-            for _ in range(chance.randrange(30)):
-                await asyncio.sleep(0.02)
-                connection = consumer._brokers.sessions[0].connection
-                if connection is not None and chance.random() < 0.05:
-                    connection.abort()
-        await running
-
-
-@pytest.mark.slow
-async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -> None:
-    chance = random.Random(7)
-    with_queues(broker, QUEUES)
-    seen: set[bytes] = set()
-    published: set[bytes] = set()
-
-    async def handle(message: PulledMessage) -> None:
-        await asyncio.sleep(chance.random() * 0.004)
-        if chance.random() < 0.01:
-            raise RuntimeError("by chance")
-        seen.add(message.body)
-
-    stop = asyncio.Event()
-    lives = [asyncio.create_task(live(broker.tcp_address, handle, chance, stop)) for _ in range(4)]
-    for number in range(20):
-        bodies = [b"%d" % n for n in range(number * 40, number * 40 + 40)]
-        put(broker, bodies, chance.randrange(QUEUES))
-        published |= set(bodies)
-        await asyncio.sleep(0.2)
-    stop.set()
-    await asyncio.gather(*lives)
-    async with member(broker) as consumer, running(consumer, handle, concurrency=8):
-        await until(lambda: seen >= published)
+        await refused(PullConsumer("t", "channel", broker.tcp_address), SubscribeRefused, "channel")
 
 
 async def test_a_coroutine_function_is_not_run_in_a_thread(broker: Broker) -> None:
@@ -738,7 +626,6 @@ async def test_a_coroutine_function_is_not_run_in_a_thread(broker: Broker) -> No
     async with member(broker) as consumer:
         with pytest.raises(ValueError, match="is a coroutine function"):
             await consumer.run(handle, on="threads")
-        await asyncio.sleep(0.1)
         assert consumer.stats.counts.finished == 0
 
 

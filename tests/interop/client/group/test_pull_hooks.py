@@ -8,29 +8,23 @@ from typing import Literal
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.interop.client.group.test_pull import FAST, put
+from tests.interop.client.group.test_pull import member, put
 from tests.polling import until
 from tests.unit.client.consumer.consuming import running
 from tests.unit.client.recorded_hooks import RecordedHooks
+from tests.unit.client.telemetry import Telemetry, attribute
 
 from martlet.client import (
     BroadcastConsumer,
     ConnectionLost,
     Handling,
     Hooks,
-    PullConsumer,
     PullCounts,
     PulledMessage,
     QueueId,
     QueueStats,
     sync,
 )
-from martlet.client.otel import otel_hooks
 from martlet.testing import Broker
 
 
@@ -42,9 +36,7 @@ async def fail_once(message: PulledMessage) -> None:
 async def test_hooks_are_called_for_runs_and_each_handler(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"good", b"bad"])
-    async with PullConsumer(
-        "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=journal.hooks()
-    ) as consumer:
+    async with member(broker, hooks=journal.hooks()) as consumer:
         running = asyncio.create_task(consumer.run(fail_once))
         await until(lambda: journal.sum("on_finished") == 2)
         put(broker, [b"batch"] * 3)
@@ -68,9 +60,7 @@ async def test_hooks_are_called_for_runs_and_each_handler(broker: Broker) -> Non
 async def test_messages_finished_in_one_turn_are_reported_at_once(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"x"] * 5)
-    async with PullConsumer(
-        "t", "g", broker.tcp_address, start="first", hooks=journal.hooks()
-    ) as consumer:
+    async with member(broker, hooks=journal.hooks()) as consumer:
         async for batch in consumer.batches():
             batch.finish()
             break
@@ -117,7 +107,7 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
 
     hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
     async with (
-        PullConsumer("t", "g", broker.tcp_address, start="first", hooks=hooks) as consumer,
+        member(broker, hooks=hooks) as consumer,
         running(consumer, handle, on=on),
     ):
         await until(lambda: len(seen) == 2)
@@ -125,9 +115,7 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
 
 
 async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
-    spans, reader, tracers = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
-    tracers.add_span_processor(SimpleSpanProcessor(spans))
-    hooks = otel_hooks(tracers, MeterProvider([reader]))
+    telemetry = Telemetry()
     inside: list[trace.Span] = []
     put(broker, [b"good", b"bad"])
 
@@ -135,36 +123,24 @@ async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
         inside.append(trace.get_current_span())
         await fail_once(message)
 
-    async with (
-        PullConsumer(
-            "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=hooks
-        ) as consumer,
-        running(consumer, handle),
-    ):
+    async with member(broker, hooks=telemetry.hooks) as consumer, running(consumer, handle):
         await until(lambda: consumer.current_counts.finished == 2)
-    processed = spans.get_finished_spans()
-    assert [span.name for span in processed] == ["process t"] * 3
+    processed = telemetry.named("process t")
+    assert processed == list(telemetry.all())
     assert [span.get_span_context() for span in inside] == [span.context for span in processed]
-    for span in processed:
-        assert span.attributes is not None
-        assert span.attributes["messaging.consumer.group.name"] == "g"
     assert [span.status.is_ok for span in processed] == [True, False, True]
-    data = reader.get_metrics_data()
-    assert data is not None
-    sums = {
-        metric.name: sum(getattr(point, "value", 0) for point in metric.data.data_points)
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
-    }
-    assert sums["messaging.client.consumed.messages"] == 2
-    assert sums["martlet.client.finished.messages"] == 2
-    assert sums["martlet.client.requeued.messages"] == 1
+    groups = [attribute(span, "messaging.consumer.group.name") for span in processed]
+    assert groups == ["g"] * 3
+    assert {
+        "messaging.client.consumed.messages": 2,
+        "martlet.client.finished.messages": 2,
+        "martlet.client.requeued.messages": 1,
+    }.items() <= telemetry.sums().items()
 
 
 async def test_stats_show_the_state_of_a_consumer(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
-    async with PullConsumer(
-        "t", "g", broker.tcp_address, start="first", max_messages=10, commit_every_s=60
-    ) as consumer:
+    async with member(broker, max_messages=10, commit_every_s=60) as consumer:
         async for message in consumer:
             if message.offset == 3:
                 break

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.client.group.test_pull import FAST, Ledger, call, put, with_queues
+from tests.interop.client.group.test_pull import (
+    call,
+    member,
+    members_of,
+    post_of,
+    put,
+    with_queues,
+)
 from tests.interop.cutting_proxy import CuttingProxy
 from tests.polling import until
 from tests.unit.client.consumer.consuming import running
@@ -28,9 +34,7 @@ from martlet.client import (
     QueueId,
     TopicQueue,
 )
-from martlet.client.group import session as outpost
 from martlet.client.group.assignment import planner
-from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.connection import Connection
 from martlet.schema.groups import GroupDescription
 from martlet.schema.read import read_answer
@@ -39,8 +43,7 @@ from martlet.testing.ports import free_port
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
+def _short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "SETTLE_S", 0.02)
 
 
@@ -71,16 +74,9 @@ class Holders:
                 if (holder := self.of.pop(str(place), None)) != name:
                     self.wrongs.append(f"{place} goes from {name}, and {holder} has it")
 
-        defaults: dict[str, Any] = {
-            "start": "first",
-            "backoff": FAST,
-            "commit_every_s": 0.05,
-            "retry": FAST,
-            "identity": Identity(client_id=name),
-            "on_assigned": assigned,
-            "on_revoked": revoked,
-        }
-        return PullConsumer("t", "g", addresses, **(defaults | settings))
+        identity = Identity(client_id=name)
+        hooks = {"on_assigned": assigned, "on_revoked": revoked}
+        return member(addresses, identity=identity, **hooks, **settings)
 
 
 @pytest.fixture
@@ -103,43 +99,23 @@ def at_one(consumer: PullConsumer) -> bool:
     return len({place.broker for place in consumer.assignment}) == 1
 
 
+def all_at(consumers: Iterable[PullConsumer], brokers: Iterable[Broker]) -> bool:
+    """Whether each has the two queues of one broker, in turn."""
+    return all(
+        set(consumer.assignment) == {QueueId(address, 0), QueueId(address, 1)}
+        for consumer, address in zip(consumers, of(brokers), strict=True)
+    )
+
+
 async def settled(broker: Broker) -> None:
     """Wait until the plan is for those who are there, and queues are where it says."""
 
     def is_settled() -> bool:
-        group = broker.server.broker.find_topic("t").find_channel("g").group
-        assert group is not None
-        members = group.members
+        members = members_of(broker)
         holders = {queue: holding.member for queue, holding in members.holders.items()}
         return members._plan_due_ns is None and holders == members.targets
 
     await until(is_settled)
-
-
-@pytest.mark.parametrize("strategy", ["sticky", "averagely", "averagely-by-circle"])
-async def test_two_brokers_of_one_queue_and_two_members_have_one_each(
-    holders: Holders, brokers: list[Broker], strategy: str
-) -> None:
-    for broker in brokers:
-        put(broker, [b"one"])
-    ledgers = [Ledger(), Ledger()]
-    async with (
-        holders.member("one", of(brokers), strategy=strategy) as one,
-        holders.member("two", of(brokers), strategy=strategy) as two,
-    ):
-        await until(lambda: counts([one, two]) == [1, 1])
-        assert {place.broker for place in one.assignment + two.assignment} == set(of(brokers))
-        for broker in brokers:
-            await settled(broker)
-        assert counts([one, two]) == [1, 1]
-        running = [
-            asyncio.create_task(consumer.run(ledger.handle))
-            for consumer, ledger in zip((one, two), ledgers, strict=True)
-        ]
-        for broker in brokers:
-            put(broker, [b"two"])
-        await until(lambda: all(b"two" in ledger.bodies for ledger in ledgers))
-    await asyncio.gather(*running)
 
 
 @pytest.mark.parametrize("strategy", ["sticky", "averagely", "averagely-by-circle"])
@@ -208,38 +184,6 @@ async def test_a_broker_that_stays_away_is_not_counted(
         await until(lambda: counts(consumers) == [2, 2])
 
 
-@pytest.mark.slow
-async def test_a_member_that_is_killed_leaves_its_queues_to_the_others(holders: Holders) -> None:
-    script = (
-        "import asyncio, sys\n"
-        "from martlet.client import PullConsumer\n"
-        "async def main():\n"
-        "    async with PullConsumer('t', 'g', sys.argv[1:], start='first') as consumer:\n"
-        "        while len(consumer.assignment) != 2:\n"
-        "            await asyncio.sleep(0.01)\n"
-        "        print('ready', flush=True)\n"
-        "        await asyncio.Event().wait()\n"
-        "asyncio.run(main())\n"
-    )
-    with BrokerProcess() as first, BrokerProcess() as second, BrokerProcess() as third:
-        every = [first, second, third]
-        for broker in every:
-            await call(broker, "topic.create", topic="t", queues=2)
-        async with (
-            holders.member("one", of(every)) as one,
-            holders.member("two", of(every)) as two,
-        ):
-            killed = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", script, *of(every), stdout=asyncio.subprocess.PIPE
-            )
-            assert killed.stdout is not None
-            assert await killed.stdout.readline() == b"ready\n"
-            await until(lambda: counts([one, two]) == [2, 2])
-            killed.kill()
-            await killed.wait()
-            await until(lambda: counts([one, two]) == [3, 3])
-
-
 async def test_a_member_that_cannot_reach_a_broker_leaves_that_to_the_others(
     brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,13 +201,7 @@ async def test_a_member_that_cannot_reach_a_broker_leaves_that_to_the_others(
             await until(lambda: counts([cut_off, complete]) == [2, 2])
             proxy.refuses = True
             proxy.cut()
-            first, second = of(brokers)
-            await until(
-                lambda: (
-                    set(cut_off.assignment) == {QueueId(first, 0), QueueId(first, 1)}
-                    and set(complete.assignment) == {QueueId(second, 0), QueueId(second, 1)}
-                )
-            )
+            await until(lambda: all_at([cut_off, complete], brokers))
             proxy.refuses = False
             await until(lambda: cut_off.connected_count == 2)
             await until(lambda: counts([cut_off, complete]) == [2, 2])
@@ -356,13 +294,7 @@ async def test_a_custom_room_resolver(holders: Holders, brokers: list[Broker]) -
         holders.member("east-1", of(brokers), **settings) as east,
         holders.member("west-1", of(brokers), **settings) as west,
     ):
-        first, second = of(brokers)
-        await until(
-            lambda: (
-                set(east.assignment) == {QueueId(first, 0), QueueId(first, 1)}
-                and set(west.assignment) == {QueueId(second, 0), QueueId(second, 1)}
-            )
-        )
+        await until(lambda: all_at([east, west], brokers))
         await west.close()
         await until(lambda: counts([east]) == [4])
 
@@ -412,9 +344,7 @@ async def test_a_single_broker_gets_no_roster(holders: Holders, brokers: list[Br
     """So that brokers of an older version are asked nothing that they do not know."""
     with_queues(brokers[0], 2)
     async with holders.member("one", of(brokers[:1])) as one:
-        (post,) = one._brokers.sessions
-        assert isinstance(post, BrokerMembership)
-        await one._planner._volunteer([post], is_again=True)
+        await one._planner._volunteer([post_of(one)], is_again=True)
         description = await call(brokers[0], "group.describe", topic="t", group="g")
         assert [listed["name"] for listed in description["members"]] == [""]
         assert description["leader"] is None

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.client.kit import losing_answers
 from tests.interop.cutting_proxy import CuttingProxy
 from tests.polling import until
 from tests.unit.broker.core import bodies_of
-from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.broker.errors import WritesRefused
 from martlet.client import (
     Backoff,
     BadBody,
@@ -22,7 +21,6 @@ from martlet.client import (
     Consumer,
     Hooks,
     Limits,
-    NotSupported,
     Outgoing,
     Producer,
     ProducerFull,
@@ -33,7 +31,6 @@ from martlet.client import (
     PublishUnclear,
     PutStatus,
     SendResult,
-    sync,
 )
 from martlet.client.settings import parse_addresses
 from martlet.properties.model import BadProperties
@@ -58,33 +55,20 @@ async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
 async def test_the_result_has_the_place_of_a_message(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         await producer.publish("t", b"before")
-        result = await producer.send(
-            "t", b"1", tag="red", keys="a-1", headers={"h": "v"}, order_key="k"
-        )
+        result = await producer.send("t", b"1", tag="red", keys="a-1", order_key="k")
         assert (result.status, result.queue, result.offset) == (PutStatus.OK, 0, 1)
         assert (result.broker, result.is_duplicate) == (broker.tcp_address, False)
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             await anext(consumer)
             message = await anext(consumer)
             assert (message.id, message.body) == (result.id, b"1")
-            properties = message.properties
-            assert (properties.tag, properties.keys, properties.headers, properties.order_key) == (
-                "red",
-                ("a-1",),
-                {"h": "v"},
-                "k",
-            )
             again = await producer.send("other", message, tag="green")
             assert again.offset == 0
         async with Consumer("other", "c", broker.tcp_address) as consumer:
-            properties = (await anext(consumer)).properties
-            assert (properties.tag, properties.keys, properties.order_key) == (
-                "green",
-                ("a-1",),
-                "k",
-            )
-            assert properties.sent is not None
-            assert properties.sent.sequence == 2
+            sent = (await anext(consumer)).properties
+            assert (sent.tag, sent.keys, sent.order_key) == ("green", ("a-1",), "k")
+            assert sent.sent is not None
+            assert sent.sent.sequence == 2
 
 
 async def test_sends_of_one_turn_go_together_and_each_gets_its_place(
@@ -124,20 +108,6 @@ async def test_callbacks_hear_of_results_and_of_errors(broker: Broker) -> None:
         assert [type(error) for error in errors] == [PublishRefused]
 
 
-async def test_publish_takes_properties_and_then_needs_a_martlet_broker(broker: Broker) -> None:
-    async with Producer(broker.tcp_address) as producer:
-        await producer.publish("t", b"1", tag="red", order_key=b"k")
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        properties = (await anext(consumer)).properties
-        assert (properties.tag, properties.order_key) == ("red", "k")
-    async with ScriptedBroker() as other, Producer(other.address) as producer:
-        for sent in (producer.publish("t", b"1", tag="red"), producer.send("t", b"1")):
-            with pytest.raises(NotSupported, match="no Martlet broker"):
-                await sent
-        with pytest.raises(NotSupported, match="no Martlet broker"):
-            producer.send_oneway("t", b"1")
-
-
 async def test_oneway_is_stored_and_waits_for_nothing(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         for number in range(10):
@@ -167,15 +137,13 @@ async def test_a_producer_never_runs_further_ahead_than_the_broker_remembers(
         CuttingProxy(broker.tcp_address) as proxy,
         producer_of(proxy.address, send_retries=None) as producer,
     ):
-        proxy.swallow()
         futures = []
-        for number in range(200):
-            futures.append(producer.send_async("t", b"%d" % number))
-            await asyncio.sleep(0)
-        (queue,) = producer._accumulator.brokers
-        assert queue.sequence == 64
-        await asyncio.wait_for(proxy.swallowed.wait(), 50)
-        proxy.go_on()
+        async with losing_answers(proxy):
+            for number in range(200):
+                futures.append(producer.send_async("t", b"%d" % number))
+                await asyncio.sleep(0)
+            (queue,) = producer._accumulator.brokers
+            assert queue.sequence == 64
         results = await asyncio.gather(*futures)
         assert [result.offset for result in results] == list(range(200))
         assert 0 < sum(result.is_duplicate for result in results) <= 64
@@ -208,14 +176,12 @@ async def test_a_message_for_later_is_stored_once_too_also_when_it_is_on_its_way
         Consumer("t", "c", broker.tcp_address) as consumer,
     ):
         core = broker.server.broker
-        proxy.swallow()
-        future = producer.send_async("t", b"later", deliver_at=time.time() + 0.2)
-        await asyncio.wait_for(proxy.swallowed.wait(), 50)
-        message = await asyncio.wait_for(anext(consumer), 50)
-        message.finish()
-        for bucket in list(core.delays.buckets_of(core.topics["t"])):
-            assert core.delays.drop(bucket)  # as it does when the bucket's time is over
-        proxy.go_on()
+        async with losing_answers(proxy):
+            future = producer.send_async("t", b"later", deliver_at=time.time() + 0.2)
+            message = await asyncio.wait_for(anext(consumer), 50)
+            message.finish()
+            for bucket in list(core.delays.buckets_of(core.topics["t"])):
+                assert core.delays.drop(bucket)  # as it does when the bucket's time is over
         result = await future
         assert (result.is_duplicate, result.offset, result.id) == (True, None, None)
         assert core.topics["t"].message_count == 1
@@ -230,10 +196,8 @@ async def test_a_stored_but_unanswered_send_is_stored_once(tmp_path: Path, flush
     ):
         sent = [await producer.send("t", b"first")]
         for turn in range(3):
-            proxy.swallow()
-            futures = [producer.send_async("t", b"%d.%d" % (turn, n)) for n in range(5)]
-            await asyncio.wait_for(proxy.swallowed.wait(), 50)
-            proxy.go_on()
+            async with losing_answers(proxy):
+                futures = [producer.send_async("t", b"%d.%d" % (turn, n)) for n in range(5)]
             sent += await asyncio.gather(*futures)
             assert all(result.is_duplicate for result in sent[-5:])
         assert [result.offset for result in sent] == list(range(16))
@@ -247,37 +211,10 @@ async def test_without_idempotence_it_may_be_stored_twice(broker: Broker) -> Non
         CuttingProxy(broker.tcp_address) as proxy,
         producer_of(proxy.address, idempotent=False) as producer,
     ):
-        proxy.swallow()
-        future = producer.send_async("t", b"1")
-        await asyncio.wait_for(proxy.swallowed.wait(), 50)
-        proxy.go_on()
+        async with losing_answers(proxy):
+            future = producer.send_async("t", b"1")
         assert (await future).offset == 1
         assert await bodies(broker, "t", 2) == [b"1", b"1"]
-
-
-async def test_messages_of_an_order_key_stay_in_order_through_cuts(broker: Broker) -> None:
-    async with (
-        CuttingProxy(broker.tcp_address) as proxy,
-        producer_of(proxy.address, send_retries=None) as producer,
-    ):
-        broker.server.broker.set_queues("t", 3)
-        futures = []
-        for number in range(60):
-            key = f"key {number % 4}"
-            futures.append(producer.send_async("t", b"%d" % number, order_key=key))
-            if number % 7 == 0:
-                await asyncio.sleep(0)
-            if number % 20 == 10:
-                proxy.swallow()
-                await asyncio.wait_for(proxy.swallowed.wait(), 50)
-                proxy.go_on()
-        results = await asyncio.gather(*futures)
-        for first in range(4):
-            places = [(result.queue, result.offset or 0) for result in results[first::4]]
-            assert places == sorted(places)
-            assert len({queue for queue, _ in places}) == 1
-        assert len({(result.queue, result.offset) for result in results}) == 60
-        await bodies(broker, "t", 60)
 
 
 async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Broker) -> None:
@@ -290,60 +227,19 @@ async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Brok
             await producer.send("t", b"1", timeout_s=0.3)
         proxy.go_on()
         assert (await producer.send("t", b"2")).offset == 1
-        proxy.swallow()
-        lost = asyncio.create_task(producer.send("t", b"3"))
         count = proxy.connected_count
-        await asyncio.wait_for(proxy.swallowed.wait(), 50)
-        proxy.go_on()
+        async with losing_answers(proxy):
+            lost = producer.send_async("t", b"3")
         assert (await lost).is_duplicate
         assert proxy.connected_count == count + 1
     async with (
         CuttingProxy(broker.tcp_address) as proxy,
         producer_of(proxy.address, send_retries=0) as producer,
     ):
-        proxy.swallow()
-        lost = asyncio.create_task(producer.send("t", b"4"))
-        await asyncio.wait_for(proxy.swallowed.wait(), 50)
-        proxy.go_on()
+        async with losing_answers(proxy):
+            lost = producer.send_async("t", b"4")
         with pytest.raises(PublishLost, match="sent 1 times"):
             await lost
-
-
-async def test_a_send_that_a_broker_cannot_store_now_is_retried(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = broker.server.broker.log
-    append, tries = log.append_batch, 0
-
-    def append_batch(*arguments: Any) -> int:
-        nonlocal tries
-        tries += 1
-        if tries % 3:
-            raise WritesRefused("the disk is full: so says the test")
-        return append(*arguments)
-
-    monkeypatch.setattr(log, "append_batch", append_batch)
-    async with producer_of(broker.tcp_address) as producer:
-        assert (await producer.send("t", b"1")).offset == 0
-        assert tries == 3
-    async with producer_of(broker.tcp_address, send_retries=1) as producer:
-        with pytest.raises(PublishRefused, match="REFUSED the disk is full"):
-            await producer.send("t", b"2")
-        assert tries == 5
-
-
-async def test_one_bad_message_does_not_take_others_with_it(broker: Broker) -> None:
-    limits = Limits(max_message_bytes=4 << 20)
-    async with producer_of(broker.tcp_address, limits=limits) as producer:
-        futures = [producer.send_async("t", body) for body in (b"1", bytes(2 << 20), b"2", b"3")]
-        results = await asyncio.gather(*futures, return_exceptions=True)
-        assert [type(result) for result in results] == [
-            SendResult,
-            PublishRefused,
-            SendResult,
-            SendResult,
-        ]
-        assert await bodies(broker, "t", 3) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("bad", [{100}, {10, 250}, {0, 1, 2, 3, 150, 299}])
@@ -393,11 +289,9 @@ async def test_a_broker_that_is_known_no_more_takes_nothing(
         async with producer_of(proxy.address, **settings) as producer:
             pool = producer._pool
             address = next(iter(pool._links))
-            proxy.swallow()
-            future = producer.send_async("t", b"1")
-            await asyncio.wait_for(proxy.swallowed.wait(), 50)
-            proxy.refuses = True
-            proxy.go_on()
+            async with losing_answers(proxy):
+                future = producer.send_async("t", b"1")
+                proxy.refuses = True
             await until(lambda: pool._links[address].connection is None)
             pool._add(parse_addresses(broker.tcp_address)[0])
             await until(lambda: producer.stats.connected == 1)
@@ -409,21 +303,6 @@ async def test_a_broker_that_is_known_no_more_takes_nothing(
                 with pytest.raises(PublishLost, match=f"{proxy.address} has gone"):
                     await future
             assert (await producer.send("t", b"2")).broker == broker.tcp_address
-
-
-async def test_messages_of_an_order_key_go_to_one_of_several_brokers(broker: Broker) -> None:
-    async with Broker() as other, producer_of(broker.tcp_address, other.tcp_address) as producer:
-        await until(lambda: producer.stats.connected == 2)
-        results = await asyncio.gather(
-            *(producer.send("t", b"%d" % n, order_key=f"k{n % 8}") for n in range(80)),
-            *(producer.send("t", b"x") for _ in range(4)),
-        )
-        assert len({result.broker for result in results}) == 2
-        for key in range(8):
-            mine = results[:80][key::8]
-            assert len({result.broker for result in mine}) == 1
-            offsets = [result.offset or 0 for result in mine]
-            assert offsets == sorted(set(offsets))
 
 
 async def test_hooks_are_called_for_sends(broker: Broker) -> None:
@@ -469,21 +348,3 @@ async def test_a_send_that_is_too_old_is_no_success_and_no_refusal(broker: Broke
         queue.sequence = 0
         with pytest.raises(PublishUnclear, match="TOO_OLD"):
             await producer.send("t", b"1")
-
-
-def test_threads_send_without_await(tmp_path: Path) -> None:
-    from martlet.testing import BrokerProcess
-
-    with BrokerProcess(tmp_path) as broker:
-        with sync.Producer(broker.tcp_address) as producer:
-            first = producer.send("t", b"1", tag="red")
-            assert (first.offset, first.status) == (0, PutStatus.OK)
-            futures = [producer.send_async("t", b"%d" % n) for n in range(2, 5)]
-            assert [future.result(20).offset for future in futures] == [1, 2, 3]
-            assert [item.offset for item in producer.send_many("t", [b"5", b"6"])] == [4, 5]
-            producer.send_oneway("t", b"7")
-            with pytest.raises(PublishRefused, match="NO_QUEUE"):
-                producer.send("t", b"8", queue=9)
-            producer.publish("t", b"8", tag="blue")
-        with sync.Consumer("t", "c", broker.tcp_address) as consumer:
-            assert [next(consumer).body for _ in range(8)] == [b"%d" % n for n in range(1, 9)]

@@ -95,27 +95,17 @@ async def test_threads_use_the_same_options(broker: Broker) -> None:
             assert producer.send("t", b"5", **OPTIONS).offset == 4
             results = producer.send_many("t", iter([b"6", b"7"]), **OPTIONS)
             assert [result.offset for result in results] == [5, 6]
+            futures = [producer.send_async("t", b"%d" % n, **OPTIONS) for n in (8, 9)]
+            assert [future.result(AMPLE_S).offset for future in futures] == [7, 8]
+            producer.send_oneway("t", b"10", **OPTIONS)
+            with pytest.raises(PublishRefused, match="NO_QUEUE"):
+                producer.send("t", b"refused", queue=9)
             with producer.transaction() as transaction:
-                transaction.publish("t", b"8", **OPTIONS, defer_ms=1)
+                transaction.publish("t", b"11", **OPTIONS, defer_ms=1)
 
     await asyncio.to_thread(publish)
-    for number in range(1, 9):
+    for number in range(1, 12):
         assert await received(broker) == (b"%d" % number, PROPERTIES)
-
-
-async def test_messages_of_a_key_stay_in_order_over_all_methods(broker: Broker) -> None:
-    """A PUB does not overtake a SEND of its key, nor the other way round."""
-    async with Producer(broker.tcp_address) as producer:
-        futures: list[asyncio.Future[Any]] = []
-        for number in range(60):
-            way = producer.send_async if number % 3 else producer.submit
-            futures.append(way("t", b"%d" % number, order_key="k"))
-            if number % 7 == 0:
-                await asyncio.sleep(0)
-        await asyncio.gather(*futures)
-        assert producer.stats.pending_messages == 0
-    async with Consumer("t", "c", broker.tcp_address) as consumer:
-        assert [(await anext(consumer)).body for _ in futures] == [b"%d" % n for n in range(60)]
 
 
 async def test_an_ordered_producer_orders_sends_too(broker: Broker) -> None:
@@ -150,26 +140,23 @@ async def test_an_nsqd_gets_only_options_that_its_commands_carry() -> None:
         await producer.publish("t", b"1", defer_ms=5, order_key="k", timeout_s=10)
         await producer.publish_many("t", [b"2", bytearray(b"3")], order_key="k")
         await producer.submit("t", Outgoing(b"4"))
-        refused: list[dict[str, Any]] = [
-            {"tag": "red"},
-            {"deliver_at": time.time() + 1},
-            {"queue": 1},
-            {"wait_store_ok": False},
-            {"headers": {"h": "v"}, "order_key": "k"},
+        refused: list[tuple[str, Any, dict[str, Any]]] = [
+            ("publish", b"5", {"tag": "red"}),
+            ("publish", b"5", {"deliver_at": time.time() + 1}),
+            ("publish", b"5", {"queue": 1}),
+            ("publish", b"5", {"wait_store_ok": False}),
+            ("publish", b"5", {"headers": {"h": "v"}, "order_key": "k"}),
+            ("publish", Outgoing(b"5", Properties(tag="red")), {}),
+            ("publish_many", b"5", {"defer_ms": 5}),
+            ("send", b"5", {}),
+            ("send_oneway", b"5", {}),
         ]
-        for options in refused:
+        for way, message, options in refused:
             with pytest.raises(NotSupported, match="no Martlet broker"):
-                await producer.publish("t", b"5", **options)
-        with pytest.raises(NotSupported, match="no Martlet broker"):
-            await producer.publish_many("t", [b"6", b"7"], defer_ms=5)
-        with pytest.raises(NotSupported, match="no Martlet broker"):
-            await producer.publish("t", Outgoing(b"8", Properties(tag="red")))
+                await WAYS[way](producer, message, options)
         assert producer.stats.pending_messages == 0
-    assert [" ".join(command.words) for command in broker.commands] == [
-        "DPUB t 5",
-        "MPUB t",
-        "PUB t",
-    ]
+    commands = [" ".join(command.words) for command in broker.commands]
+    assert commands == ["DPUB t 5", "MPUB t", "PUB t"]
 
 
 @pytest.mark.parametrize(

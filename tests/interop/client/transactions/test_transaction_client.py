@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.client.kit import losing_answers, take
 from tests.interop.cutting_proxy import CuttingProxy
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.broker.transactions.state import TransactionLimits
 from martlet.client import (
@@ -47,17 +49,8 @@ def asking_often() -> Broker:
 
 async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """The first messages of a topic."""
-    received = []
-    async with (
-        asyncio.timeout(50),
-        Consumer(topic, "looking", addresses=broker.tcp_address) as consumer,
-    ):
-        async for message in consumer:
-            received.append(bytes(message.body))
-            message.finish()
-            if len(received) == count:
-                return received
-    raise AssertionError("the consumer ended")
+    async with Consumer(topic, "looking", addresses=broker.tcp_address) as consumer:
+        return [message.body for message in await take(consumer, count)]
 
 
 async def fail_in(transaction: Transaction, body: bytes) -> None:
@@ -124,19 +117,14 @@ async def test_messages_added_without_waiting_are_sent_with_the_next_step(broker
             async with producer.join_transaction(driver.id) as joined:
                 joined.add("orders", [b"six"])
             await driver.commit(joined.contribution)
-    numbers = [b"one", b"two", b"three", b"four", b"five", b"six"]
-    assert await bodies(broker, "orders", 6) == numbers
-    assert await bodies(broker, "mails", 1) == [b"a"]
-
-
-async def test_one_that_was_begun_by_itself_is_committed_apart(broker: Broker) -> None:
-    async with Producer(broker.tcp_address) as producer:
-        transaction = producer.transaction()
-        assert await transaction.begin() == "open"
-        transaction.add("orders", [b"one"])
-        await transaction.commit()
-    assert stored_count(broker, "orders") == 1
+        begun = producer.transaction()
+        assert await begun.begin() == "open"
+        begun.add("orders", [b"seven"])
+        await begun.commit()
+    numbers = [b"one", b"two", b"three", b"four", b"five", b"six", b"seven"]
+    assert await bodies(broker, "orders", 7) == numbers
     assert not broker.server.broker.transactions.open
+    assert await bodies(broker, "mails", 1) == [b"a"]
 
 
 async def test_messages_added_while_a_commit_waits_for_its_broker_go_with_it() -> None:
@@ -288,10 +276,8 @@ async def test_a_refused_message_fails_the_transaction(broker: Broker) -> None:
 
 async def lost_answer(proxy: CuttingProxy, step: Coroutine[Any, Any, Any]) -> None:
     """A step that is done by the broker, and whose answer is lost with the connection."""
-    proxy.swallow()
-    task = asyncio.create_task(step)
-    await asyncio.wait_for(proxy.swallowed.wait(), 50)
-    proxy.go_on()
+    async with losing_answers(proxy):
+        task = asyncio.create_task(step)
     await asyncio.wait_for(task, 50)
 
 
@@ -382,24 +368,9 @@ async def test_over_two_brokers_each_is_at_one() -> None:
 
 
 async def test_a_broker_that_is_no_martlet_has_no_transactions() -> None:
-    async def nsqd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"IDENTIFY\n")
-        size = int.from_bytes(await reader.readexactly(4))
-        await reader.readexactly(size)
-        writer.write((6).to_bytes(4) + (0).to_bytes(4) + b"OK")
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(nsqd, "127.0.0.1", 0)
-    address = "{}:{}".format(*server.sockets[0].getsockname())
-    async with server, Producer(address) as producer:
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
         with pytest.raises(NotSupported, match="no Martlet broker"):
             producer.transaction()
-
-
-async def test_a_group_that_is_asked_needs_its_name() -> None:
-    with pytest.raises(ValueError, match="group"):
-        Producer(check=lambda pending: Outcome.COMMIT)
 
 
 async def test_without_await() -> None:

@@ -28,7 +28,7 @@ async def running(
 
 
 async def refused(
-    client: AbstractAsyncContextManager[object], error: type[Raised], says: str = ""
+    client: AbstractAsyncContextManager[object], error: type[Raised], says: str | None = None
 ) -> Raised:
     """Enter a client that cannot connect, and return the error."""
     with pytest.raises(error, match=says) as caught:
