@@ -7,12 +7,14 @@ import logging
 import shutil
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.admin_page import lookup_daemon, page_of
 from tests.admin_page import until as until_region
+from tests.interop.client.kit import take
 from tests.polling import until
 
 from martlet.cli.main import main
@@ -47,20 +49,17 @@ def copies(tmp_path: Path) -> Iterator[list[BrokerProcess]]:
             yield [broker, other]
 
 
-def spark(*addresses: str) -> QueryBrokers:
+@contextmanager
+def spark(*addresses: str) -> Iterator[QueryBrokers]:
     options = {"addresses": ",".join(addresses), "subscribe": "t"}
-    return QueryBrokers(ReadOptions.parse(options, "batch"))
+    with closing(QueryBrokers(ReadOptions.parse(options, "batch"))) as brokers:
+        yield brokers
 
 
 async def members(group: str, *addresses: str, count: int = 2) -> list[bytes]:
     """The first messages that a group gets; each broker has 2."""
-    got: list[bytes] = []
     async with PullConsumer("t", group, list(addresses), start="first") as consumer:
-        async for message in consumer:
-            got.append(message.body)
-            if len(got) == count:
-                break
-    return got
+        return [message.body for message in await take(consumer, count)]
 
 
 def audit(*addresses: str, data_paths: tuple[str, ...] = ()) -> None:
@@ -162,19 +161,12 @@ async def test_a_page_of_one_broker_at_two_addresses_shows_nothing(tmp_path: Pat
 def test_a_consumer_says_it_and_takes_from_both(
     copies: list[BrokerProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def consume() -> set[bytes]:
-        got: set[bytes] = set()
-        addresses = [copy.tcp_address for copy in copies]
-        async with Consumer("t", "c", addresses) as consumer:
-            async for message in consumer:
-                got.add(message.body)
-                message.finish()
-                if {b"first", b"second"} <= got:
-                    break
-            return got
+    async def consume() -> list[bytes]:
+        async with Consumer("t", "c", [copy.tcp_address for copy in copies]) as consumer:
+            return [message.body for message in await take(consumer, 4)]
 
     with caplog.at_level(logging.WARNING, logger="martlet.client"):
-        asyncio.run(consume())
+        assert {b"first", b"second"} <= set(asyncio.run(consume()))
     assert caplog.text.count("both have the broker id") == 1
 
 
@@ -190,19 +182,19 @@ def test_threads_get_the_refusal_too(copies: list[BrokerProcess]) -> None:
 
 def test_readers_refuse_the_copies_and_read_either_alone(copies: list[BrokerProcess]) -> None:
     first, second = copies
-    brokers = spark(first.http_address, second.http_address)
-    with pytest.raises(CopiedFolder, match=WAY_OUT) as refusal:
+    with (
+        spark(first.http_address, second.http_address) as brokers,
+        pytest.raises(CopiedFolder, match=WAY_OUT) as refusal,
+    ):
         brokers.poll(patient=True)
     assert first.http_address in str(refusal.value)
     assert second.http_address in str(refusal.value)
-    brokers.close()
     with pytest.raises(SubscribeRefused, match=WAY_OUT) as refused:
         asyncio.run(members("both", first.tcp_address, second.tcp_address, count=4))
     assert refused.value.code == "COPIED_FOLDER"
     for broker, body in zip(copies, (b"first", b"second"), strict=True):
-        alone = spark(broker.http_address)
-        assert [queue.end_offset for queue in alone.poll(patient=True).values()] == [2]
-        alone.close()
+        with spark(broker.http_address) as alone:
+            assert [queue.end_offset for queue in alone.poll(patient=True).values()] == [2]
         assert asyncio.run(members("one", broker.tcp_address)) == [b"common", body]
 
 
@@ -211,9 +203,8 @@ def test_a_copy_without_its_identity_is_a_broker_of_its_own(copies: list[BrokerP
     second.stop()
     (second.data_path / "broker.json").unlink()
     second.start()
-    brokers = spark(first.http_address, second.http_address)
-    assert len(brokers.poll(patient=True)) == 2
-    brokers.close()
+    with spark(first.http_address, second.http_address) as brokers:
+        assert len(brokers.poll(patient=True)) == 2
 
 
 def test_a_producer_says_it(copies: list[BrokerProcess], caplog: pytest.LogCaptureFixture) -> None:
@@ -233,21 +224,19 @@ def test_one_broker_at_two_addresses_is_no_copy(tmp_path: Path) -> None:
             address.replace("127.0.0.1", "localhost")
             for address in (broker.http_address, broker.tcp_address)
         ]
-        brokers = spark(broker.http_address, other[0])
-        assert len(brokers.poll(patient=True)) == 1
-        brokers.close()
+        with spark(broker.http_address, other[0]) as brokers:
+            assert len(brokers.poll(patient=True)) == 1
         assert asyncio.run(members("one", broker.tcp_address, other[1])) == [b"one", b"two"]
 
 
 def test_a_broker_that_goes_on_at_another_address_is_no_copy(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         publish(broker, b"one")
-        brokers = spark(broker.http_address)
-        assert len(brokers.poll(patient=True)) == 1
-        broker.stop()
-        with BrokerProcess(tmp_path) as moved:
-            address = moved.http_address
-            brokers._polls[address] = brokers._new_poll(address)
-            for _ in range(3):
-                assert len(brokers.poll(patient=False)) == 1
-            brokers.close()
+        with spark(broker.http_address) as brokers:
+            assert len(brokers.poll(patient=True)) == 1
+            broker.stop()
+            with BrokerProcess(tmp_path) as moved:
+                address = moved.http_address
+                brokers._polls[address] = brokers._new_poll(address)
+                for _ in range(3):
+                    assert len(brokers.poll(patient=False)) == 1
