@@ -13,7 +13,7 @@ import pytest
 from tests.crash import wire
 from tests.crash.broker.test_kill import broker_on
 from tests.crash.replica_cluster import ROOT
-from tests.interop.connections import connect
+from tests.interop.connections import connected
 from tests.ledger import Ledger
 from tests.polling import until
 
@@ -65,19 +65,15 @@ async def more(ledger: Ledger, count: int, answered: set[str]) -> None:
 
 async def nothing_left(broker: BrokerProcess) -> None:
     """Wait until everything is committed."""
-    connection = await connect(broker)
+    async with connected(broker) as connection:
 
-    async def is_done() -> bool:
-        with suppress(CallRefused):  # No member has joined yet.
-            return not (await connection.call("group.describe", topic="work", group="g")).fields[
-                "lag"
-            ]
-        return False
+        async def is_done() -> bool:
+            with suppress(CallRefused):  # No member has joined yet.
+                described = await connection.call("group.describe", topic="work", group="g")
+                return not described.fields["lag"]
+            return False
 
-    try:
         await wire.until(is_done)
-    finally:
-        connection.abort()
 
 
 async def torture(folder: Path, rounds: int, seed: int, *arguments: str) -> None:

@@ -10,19 +10,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.crash import wire
 from tests.crash.replica_cluster import ROOT
+from tests.interop.connections import connected
 from tests.ledger import Ledger
 from tests.polling import until
 
-from martlet.addresses import Address
-from martlet.client import Identity, Producer
-from martlet.client.transport.connection import Connection
+from martlet.client import Producer
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
@@ -40,23 +38,15 @@ class Scene:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     async def call(self, method: str, **fields: Any) -> dict[str, Any]:
-        connection = await Connection.open(Address.parse(self.broker.tcp_address), Identity())
-        try:
+        async with connected(self.broker) as connection:
             return dict((await connection.call(method, **fields)).fields)
-        finally:
-            connection.close()
-            await connection.wait_lost()
 
     async def begin(self, bodies: list[bytes], **policy: Any) -> None:
         """Publish messages for a group that has that policy."""
         await self.call("topic.create", topic="work")
         await self.call("group.join", topic="work", group="g", client_id="first", start="first")
-        await self.call(
-            "channel.configure",
-            topic="work",
-            channel="g",
-            policy={"retry_delays_ms": [100], **policy},
-        )
+        policy = {"retry_delays_ms": [100], **policy}
+        await self.call("channel.configure", topic="work", channel="g", policy=policy)
         async with Producer(self.broker.tcp_address) as producer:
             await producer.publish_many("work", bodies)
 
@@ -106,14 +96,8 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    with opened(tmp_path) as scene:
-        yield scene
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Scene]:
-    with BrokerProcess(path / "data") as broker:
-        scene = Scene(broker, path)
+    with BrokerProcess(tmp_path / "data") as broker:
+        scene = Scene(broker, tmp_path)
         try:
             yield scene
         finally:

@@ -21,6 +21,7 @@ from tests.interop.client.kit import BOTH, take
 from tests.interop.nsqd_process import NsqdProcess
 from tests.unit.client.consumer.consuming import refused
 
+from martlet.addresses import Address
 from martlet.client import (
     AuthRefused,
     Backoff,
@@ -228,11 +229,9 @@ async def test_a_client_shows_its_certificate(
     await refused(
         Consumer(topic, "c", strict.tcp_address, auth_secret="all"), AuthRefused, "TLS required"
     )
-    await refused(
-        Producer(strict.tcp_address, tls=Tls(ca_file=certificates.authority), timeout_s=0.5),
-        ConnectFailed,
-        r"wants? a certificate",
-    )
+    identity = Identity(tls=Tls(ca_file=certificates.authority))
+    with pytest.raises(ConnectFailed, match=r"wants? a certificate"):
+        await Connection.open(Address.parse(strict.tcp_address), identity, timeout_s=50)
 
 
 async def test_heartbeats_are_answered_in_every_form(

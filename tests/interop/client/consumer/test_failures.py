@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.polling import until
+from tests.unit.client.consumer.consuming import running
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.dead_letter import CHANNEL
@@ -154,11 +155,8 @@ async def test_a_slow_handler_makes_no_dead_letters_of_waiting_messages(broker: 
         await asyncio.sleep(0.16)
 
     # The last ones wait for longer than that, and a busy machine runs late.
-    async with quick(broker, message_timeout_ms=4000) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with quick(broker, message_timeout_ms=4000) as consumer, running(consumer, handle):
         await until(lambda: len(seen) == 40 and not channel.in_flight_count, AMPLE_S)
-        consumer.stop()
-        await running
         assert consumer.counts.expired == 0
     assert dead(broker) == []
     assert sorted(seen) == sorted((body, 1) for body in GOOD[:40])
@@ -176,17 +174,12 @@ async def test_a_handler_that_hangs_keeps_nothing_from_others(broker: Broker) ->
     async def handle(message: Message) -> None:
         seen.append(message.body)
 
-    async with quick(broker) as hanging:
-        first = asyncio.create_task(hanging.run(hang))
+    async with quick(broker) as hanging, running(hanging, hang):
         await until(lambda: channel.in_flight_count == 40, AMPLE_S)
-        async with quick(broker) as other:
-            second = asyncio.create_task(other.run(handle))
+        async with quick(broker) as other, running(other, handle):
             await until(lambda: len(seen) == 39, AMPLE_S)
             go_on.set()
             await until(lambda: not channel.in_flight_count, AMPLE_S)
-            for consumer in (hanging, other):
-                consumer.stop()
-            await asyncio.gather(first, second)
     assert channel.timeout_count == 0
     assert dead(broker) == []
 
