@@ -7,6 +7,8 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -256,12 +258,21 @@ class Pair:
         compiled_state, python_state = (twin.state() for twin in self.twins)
         assert compiled_state == python_state
 
-    def close(self) -> None:
-        for pair in self.clients:
-            for client in pair:
-                client.leave()
-        for twin in self.twins:
-            twin.close()
+    def play(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self.step(step)
+            self.compare()
+
+
+@contextmanager
+def pair_of(flush: str = "async") -> Iterator[Pair]:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        pair = Pair(Path(folder), flush)
+        try:
+            yield pair
+        finally:
+            for twin in pair.twins:
+                twin.close()
 
 
 @pytest.mark.timeout(600)  # about 10 s alone; much more beside other work, or where it fails
@@ -272,69 +283,8 @@ class Pair:
 @given(st.builds(list.__add__, beginnings, lives), st.sampled_from(["async", "async", "sync"]))
 def test_the_compiled_path_equals_python(chosen: list[Step], flush: str) -> None:
     async def run() -> None:
-        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-            pair = Pair(Path(folder), flush)
-            try:
-                for step in chosen:
-                    pair.step(step)
-                    pair.compare()
-            finally:
-                pair.close()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("flush", ["async", "sync"])
-def test_what_the_compiled_path_serves(flush: str) -> None:
-    """A producer and a consumer that send one command at a time never need Python."""
-
-    async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            pair = Pair(Path(folder), flush)
-            try:
-                lone: Step = ("send", 0, Input("PUB", "a", (200,)))
-                finish: Step = ("answer", 1, "FIN")
-                begin: list[Step] = [("subscribe", 1, "a", "x"), ("ready", 1, 2), lone]
-                for step in begin:
-                    pair.step(step)
-                    pair.compare()
-                served = pair.twins[0].served_count
-                # Delivered at once; waiting for a FIN; and finished in another order.
-                for step in [lone, finish, lone, finish, lone, lone, lone, *[finish] * 4] * 3:
-                    pair.step(step)
-                    pair.compare()
-                assert pair.twins[0].served_count - served == 31
-                for what in ("trace", "pause"):
-                    pair.step((what, "a", True))
-                    for step in (lone, finish, lone):
-                        pair.step(step)
-                        pair.compare()
-                    pair.step((what, "a", False))
-                    pair.compare()
-            finally:
-                pair.close()
-
-    asyncio.run(run())
-
-
-def test_the_compiled_path_leaves_a_limited_channel_to_python() -> None:
-    async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            pair = Pair(Path(folder))
-            try:
-                begin: list[Step] = [
-                    ("subscribe", 1, "b", "x"),
-                    ("ready", 1, 50),
-                    ("rate", "b", 1),
-                    *[("send", 0, Input("PUB", "b", (200,)))] * 5,
-                ]
-                for step in begin:
-                    pair.step(step)
-                    pair.compare()
-                for twin in pair.twins:
-                    assert twin.broker.topics["b"].channels["x"].delivered_count == 1
-            finally:
-                pair.close()
+        with pair_of(flush) as pair:
+            pair.play(chosen)
 
     asyncio.run(run())
 
@@ -375,37 +325,38 @@ GATES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_lone_commands_behind_anything_else(gate: str) -> None:
-    async def run() -> None:
-        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-            pair = Pair(Path(folder))
-            try:
-                lone = [LONE, FINISH, LONE, LONE, LONE, LONE, FINISH, FINISH]
-                for step in [*BEGIN, *lone, *GATES[gate], *lone, *lone]:
-                    pair.step(step)
-                    pair.compare()
-            finally:
-                pair.close()
-
-    asyncio.run(run())
+async def test_lone_commands_behind_anything_else(gate: str) -> None:
+    lone = [LONE, FINISH, LONE, LONE, LONE, LONE, FINISH, FINISH]
+    with pair_of() as pair:
+        pair.play([*BEGIN, *lone, *GATES[gate], *lone, *lone])
 
 
-def test_a_client_that_is_held_up_sends_more_than_its_socket_takes() -> None:
-    async def run() -> None:
-        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-            pair = Pair(Path(folder))
-            try:
-                large: Step = ("send", 0, Input("PUB", "a", (4000,) * 40))
-                for step in [*BEGIN, ("block", 0, True), *[large] * 20]:
-                    pair.step(step)
-                    pair.compare()
-                assert pair.clients[0][0].transport.paused
-                for step in [("block", 0, False), LONE, LONE, FINISH]:
-                    pair.step(step)
-                    pair.compare()
-                for twin in pair.twins:
-                    assert twin.broker.topics["a"].message_count == 802
-            finally:
-                pair.close()
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_what_the_compiled_path_serves(flush: str) -> None:
+    """A producer and a consumer that send one command at a time never need Python."""
+    with pair_of(flush) as pair:
+        pair.play([*BEGIN, LONE])
+        served = pair.twins[0].served_count
+        # Delivered at once; waiting for a FIN; and finished in another order.
+        pair.play([LONE, FINISH, LONE, FINISH, LONE, LONE, LONE, *[FINISH] * 4] * 3)
+        assert pair.twins[0].served_count - served == 31
+        for what in ("trace", "pause"):
+            pair.step((what, "a", True))
+            pair.play([LONE, FINISH, LONE, (what, "a", False)])
 
-    asyncio.run(run())
+
+async def test_the_compiled_path_leaves_a_limited_channel_to_python() -> None:
+    with pair_of() as pair:
+        pair.play([*BEGIN, ("ready", 1, 50), ("rate", "a", 1), *[LONE] * 5])
+        for twin in pair.twins:
+            assert twin.broker.topics["a"].channels["x"].delivered_count == 1
+
+
+async def test_a_client_that_is_held_up_sends_more_than_its_socket_takes() -> None:
+    large: Step = ("send", 0, Input("PUB", "a", (4000,) * 40))
+    with pair_of() as pair:
+        pair.play([*BEGIN, ("block", 0, True), *[large] * 20])
+        assert pair.clients[0][0].transport.paused
+        pair.play([("block", 0, False), LONE, LONE, FINISH])
+        for twin in pair.twins:
+            assert twin.broker.topics["a"].message_count == 802

@@ -21,23 +21,14 @@ from martlet.server import build
 from martlet.server.build import build_server
 from martlet.server.flusher import Flusher
 from martlet.server.nsq.compiled_path import CompiledPath
+from martlet.testing import SimulatedClock
 
-START_NS = 1_700_000_000 * 10**9
 
-
-class FixedClock:
-    """Time that passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_ns = START_NS
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    wall = __call__
+class FixedClock(SimulatedClock):
+    """Time that passes when the test says so, and is never set."""
 
     def beat(self) -> None:
-        """It is never set."""
+        pass
 
 
 class SocketTransport(asyncio.Transport):
@@ -93,6 +84,7 @@ class TwinClient:
         self.transport = SocketTransport()
         self.connection = twin.server.connect()
         self.connection.connection_made(self.transport)
+        twin.clients.append(self)
         self.is_lost = False
         self.is_blocked = False
         self._unsent = bytearray()
@@ -160,6 +152,7 @@ class Twin:
         self, folder: Path, *, compiled: bool, segment_bytes: int, flush: str = "async"
     ) -> None:
         self.compiled = compiled
+        self.clients: list[TwinClient] = []
         self.clock = FixedClock()
         self.served_count = 0
         self.epoll = select.epoll()
@@ -231,7 +224,7 @@ class Twin:
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and what is due happen."""
-        self.clock.now_ns += int(seconds * 1e9)
+        self.clock.advance(int(seconds * 1e9))
         with self.own_way():
             self.broker.schedule.run(self.clock.now_ns)
             self.broker.write_journal()
@@ -261,7 +254,9 @@ class Twin:
         return state
 
     def close(self) -> None:
-        """Release the folder."""
+        """Lose its clients, and release the folder."""
+        for client in self.clients:
+            client.leave()
         self.server.flusher.close()
         self.server.listeners.close()
         self.server.folder.close()

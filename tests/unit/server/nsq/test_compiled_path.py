@@ -8,10 +8,12 @@ import os
 import re
 import select
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.crash.wire import pub
 from tests.property.native.twins import Twin, TwinClient
 
 from martlet.broker.channel.delivery import Delivery
@@ -24,14 +26,38 @@ from martlet.server.nsq.connection import ClientConnection
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
 
 PUB = b"PUB a\n\0\0\0\1x"
+OK = b"\0\0\0\6\0\0\0\0OK"
+
+
+@contextmanager
+def compiled_twin(folder: Path, flush: str) -> Iterator[Twin]:
+    twin = Twin(folder, compiled=True, segment_bytes=1 << 16, flush=flush)
+    for topic in "ab":
+        twin.broker.topic(topic)
+    yield twin
+    twin.close()
 
 
 @pytest.fixture
 async def twin(tmp_path: Path) -> AsyncIterator[Twin]:
-    made = Twin(tmp_path, compiled=True, segment_bytes=1 << 16)
-    made.broker.topic("a")
-    yield made
-    made.close()
+    with compiled_twin(tmp_path, "async") as made:
+        yield made
+
+
+@pytest.fixture
+async def flushing(tmp_path: Path) -> AsyncIterator[Twin]:
+    """A broker with ``--flush=sync``."""
+    with compiled_twin(tmp_path, "sync") as made:
+        yield made
+
+
+@pytest.fixture
+async def errors() -> list[type]:
+    """The types of the errors that the loop has logged."""
+    logged: list[type] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(type(context["exception"])))
+    return logged
 
 
 def greeted(twin: Twin) -> TwinClient:
@@ -59,9 +85,8 @@ async def test_a_lone_pub_is_served(twin: Twin) -> None:
     client = greeted(twin)
     client.transport.client.send(PUB)
     assert serve(twin, client) == SERVED
-    assert client.received() == b"\0\0\0\6\0\0\0\0OK"
+    assert client.received() == OK
     assert serve(twin, client) == 0
-    client.leave()
 
 
 async def test_other_input_is_handed_over(twin: Twin) -> None:
@@ -73,8 +98,7 @@ async def test_other_input_is_handed_over(twin: Twin) -> None:
     client.transport.client.send(PUB[7:])
     assert serve(twin, client) == FED
     twin.server.commits.end_tick()
-    assert client.received() == b"\0\0\0\6\0\0\0\0OK"
-    client.leave()
+    assert client.received() == OK
 
 
 async def test_what_is_not_of_the_lane_is_left(twin: Twin) -> None:
@@ -93,7 +117,6 @@ async def test_what_is_not_of_the_lane_is_left(twin: Twin) -> None:
     client.transport.client.shutdown(socket.SHUT_WR)
     assert serve(twin, client) == ELSEWHERE
     assert not client.transport.closed, "the loop sees the end, and closes"
-    client.leave()
     for sock in stranger:
         sock.close()
 
@@ -113,31 +136,25 @@ async def test_a_fin_makes_room_for_a_pub_that_has_come_before_it(
         publisher.transport.client.send(PUB)
         consumer.transport.client.send(b"FIN " + message_id + b"\n")
         assert serve(twin, publisher, consumer) == SERVED
-        assert publisher.received() == b"\0\0\0\6\0\0\0\0OK"
+        assert publisher.received() == OK
         message = consumer.received()
         assert message.endswith(b"x"), "it waits for another turn"
         message_id = message[-17:-1]
     monkeypatch.undo()
-    publisher.leave()
-    consumer.leave()
 
 
 async def test_an_error_ends_its_own_connection_only(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
+    twin: Twin, errors: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = greeted(twin), greeted(twin)
-    errors: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
     monkeypatch.setattr(type(bad.connection.decoder), "decode", lambda *_: 1 / 0)
     bad.transport.client.send(b"NOP\n")
     good.transport.client.send(PUB)
     assert serve(twin, bad, good) == FED | SERVED
-    assert [type(error["exception"]) for error in errors] == [ZeroDivisionError]
+    assert errors == [ZeroDivisionError]
     assert bad.transport.closed
     assert not good.transport.closed
-    bad.leave()
-    assert good.received() == b"\0\0\0\6\0\0\0\0OK"
-    good.leave()
+    assert good.received() == OK
 
 
 async def test_a_refused_write_is_pythons(twin: Twin) -> None:
@@ -147,17 +164,6 @@ async def test_a_refused_write_is_pythons(twin: Twin) -> None:
     assert serve(twin, client) == FED
     twin.server.commits.end_tick()
     assert b"E_PUB_FAILED PUB failed for a test" in client.received()
-    client.leave()
-
-
-@pytest.fixture
-async def flushing(tmp_path: Path) -> AsyncIterator[Twin]:
-    """A broker with ``--flush=sync``."""
-    made = Twin(tmp_path, compiled=True, segment_bytes=1 << 16, flush="sync")
-    made.broker.topic("a")
-    made.broker.topic("b")
-    yield made
-    made.close()
 
 
 async def test_pubs_that_come_together_are_flushed_once_before_they_are_answered(
@@ -181,8 +187,6 @@ async def test_pubs_that_come_together_are_flushed_once_before_they_are_answered
     assert [client.received() for client in clients] == [OK] * len(clients)
     log = flushing.broker.log
     assert log.durable_position == log.position
-    for client in clients:
-        client.leave()
 
 
 async def test_pubs_whose_flush_fails_are_refused_and_end_their_connections(
@@ -199,27 +203,21 @@ async def test_pubs_whose_flush_fails_are_refused_and_end_their_connections(
         assert b"E_PUB_FAILED PUB failed flushing the log failed" in answer
         assert b"OK" not in answer.replace(b"E_BROKER", b"")
         assert client.transport.closed
-        client.leave()
 
 
 async def test_an_unexpected_error_of_a_flush_ends_the_connections_of_its_pubs(
-    flushing: Twin, monkeypatch: pytest.MonkeyPatch
+    flushing: Twin, errors: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their clients had waited without end for an answer."""
     clients = [greeted(flushing) for _ in range(3)]
-    errors: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: errors.append(context["exception"])
-    )
     monkeypatch.setattr(DiskSegment, "flush", lambda _: 1 // 0)
     for client in clients:
         client.transport.client.send(PUB)
     assert serve(flushing, *clients) == FED
-    assert [type(error) for error in errors] == [ZeroDivisionError] * len(clients)
+    assert errors == [ZeroDivisionError] * len(clients)
     for client in clients:
         assert client.received() == b""
         assert client.transport.closed
-        client.leave()
 
 
 async def test_pubs_stored_while_a_flush_begins_in_the_thread_wait_for_the_next(
@@ -239,8 +237,6 @@ async def test_pubs_stored_while_a_flush_begins_in_the_thread_wait_for_the_next(
     flushing.server.commits.end_tick()
     assert publisher.received() == OK
     assert publisher.connection.message_counters == {"a": 2}
-    publisher.leave()
-    other.leave()
 
 
 def fail_with(number: int) -> None:
@@ -263,14 +259,6 @@ async def test_while_flushes_take_long_the_loop_serves(flushing: Twin, what: str
     setattr(flusher, name, before)
     assert serve(flushing, client) == SERVED
     assert client.received() == OK
-    client.leave()
-
-
-def pub(topic: str, body: bytes) -> bytes:
-    return f"PUB {topic}\n".encode() + len(body).to_bytes(4, "big") + body
-
-
-OK = b"\0\0\0\6\0\0\0\0OK"
 
 
 @pytest.mark.parametrize("sizes", [(200,) * 9, (1, 50, 3999, 7, 8, 9, 2, 2)], ids=str)
@@ -298,7 +286,6 @@ async def test_pubs_that_come_together_are_the_record_that_python_writes(
     assert topic.queue.index.rows(0, topic.queue.index.end_row)[-1].count == len(sizes)
     for client in clients:
         assert client.connection.message_counters == {"a": 2}
-        client.leave()
     compiled.close()
     python.close()
 
@@ -331,19 +318,14 @@ async def test_pubs_that_come_together_are_stored_once_over_ends_of_segments(twi
         records = b"".join(twin.broker.log.view(row.position, row.length) or b"" for row in rows)
         assert all(records.count(body) == 1 for body in bodies)
         assert len(rows) < queue.end_offset / 2, "each has a record of its own"
-    for client in (consumer, *publishers):
-        client.leave()
 
 
 async def test_an_error_while_pubs_are_stored_ends_the_connections_that_sent_them(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
+    twin: Twin, errors: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin.broker.topic("b")
     bad, good = [greeted(twin) for _ in range(3)], greeted(twin)
     good.send(pub("b", b"x"))
     good.received()
-    errors: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
     appended = QueueLog.appended
 
     def fail_for_a(queue: QueueLog, *arguments: int) -> None:
@@ -356,11 +338,9 @@ async def test_an_error_while_pubs_are_stored_ends_the_connections_that_sent_the
         client.transport.client.send(PUB)
     good.transport.client.send(pub("b", b"x"))
     assert serve(twin, *bad, good) == FED | SERVED
-    assert [type(error["exception"]) for error in errors] == [ZeroDivisionError] * 3
+    assert errors == [ZeroDivisionError] * 3
     assert all(client.transport.closed for client in bad)
     assert good.received() == OK
-    for client in (*bad, good):
-        client.leave()
 
 
 @pytest.mark.parametrize("has_consumers", [False, True], ids=["alone", "with consumers"])
@@ -380,5 +360,3 @@ async def test_pubs_to_as_many_topics_as_sockets_are_served_at_once(
     assert [twin.broker.topic(f"t{number}").queue.end_offset for number in range(64)] == [2] * 64
     for number, consumer in enumerate(consumers):
         assert consumer.received().endswith(b"%d" % number)
-    for client in (*clients, *consumers):
-        client.leave()
