@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from martlet.broker.topic.offset_reset import STARTS
 from martlet.broker.transactions.state import MAX_ID_LENGTH, MAX_NAME_LENGTH, TransactionState
 from martlet.properties.model import MAX_KEY_BYTES, NORMAL_PRIORITY
 from martlet.schema import topics
-from martlet.schema.access import CALLS
+from martlet.schema.access import CALLS, OPERATORS, CallerClass, access_to_call
 from martlet.schema.dead_letters import REASONS
 from martlet.schema.groups import RESETS
 from martlet.schema.kinds import MessageIds, Position, Text, TopicName
@@ -119,12 +120,34 @@ def test_a_field_of_a_request_may_be_left_out_by_older_clients(
     assert required == ALWAYS_REQUIRED.get(operation.name, [])
 
 
-async def test_each_operation_is_a_call_with_its_access_and_of_no_other_table() -> None:
+async def test_every_call_is_declared_in_one_table_with_its_access_and_no_other() -> None:
     async with Broker() as broker:
         calls = broker.server.calls
-        assert set(OPERATIONS) == set(calls.methods) - set(CALLS)
+        assert sorted(calls.methods) == sorted([*CALLS, *OPERATIONS])
         for name, operation in OPERATIONS.items():
             assert calls.access(name) is operation.access
+
+
+@pytest.mark.parametrize("name", ["", "topic", "topic.fetch2", "TOPIC.FETCH", "topic.fetch "])
+def test_a_call_that_is_not_declared_is_for_operators(name: str) -> None:
+    assert access_to_call(name) is OPERATORS
+
+
+def test_few_calls_are_for_others_than_operators() -> None:
+    """A change here opens or closes a call: it is a decision."""
+    classes = [*CALLS.values(), *(operation.access for operation in OPERATIONS.values())]
+    assert Counter(access.callers for access in classes) == {
+        CallerClass.OPERATORS: 17,
+        CallerClass.READERS: 3,
+        CallerClass.CONSUMERS: 13,
+        CallerClass.OWN: 8,
+        CallerClass.CLIENTS: 1,
+    }
+
+
+def test_a_consumers_call_says_where_its_channel_stands() -> None:
+    for method, access in CALLS.items():
+        assert bool(access.channel) is (access.callers is CallerClass.CONSUMERS), method
 
 
 def test_the_words_of_requests_are_the_brokers() -> None:

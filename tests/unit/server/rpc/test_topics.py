@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.admin_page import change
+from tests.crash.wire import http
 
-from martlet.client import Admin, AdminError, InvalidName, sync
+from martlet.client import Admin, AdminError, InvalidName, Producer, sync
 from martlet.client.admin import TopicDescription
 from martlet.names import NAME_RULE
 from martlet.properties.model import KeyHash
@@ -18,6 +20,7 @@ from martlet.schema.read import read_answer
 from martlet.testing import Broker
 
 TC = {"topic": "t", "channel": "c"}
+EMPTIED = {"queue": 0, "offset": 0, "end_offset": 3, "unfinished": []}
 
 
 @pytest.fixture
@@ -92,6 +95,56 @@ async def test_what_is_wrong_is_refused(
         await call(broker, name, **fields)
     assert refusal.value.code == code
     assert text in refusal.value.why
+
+
+@pytest.fixture
+async def filled(broker: Broker) -> Broker:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", [b"1", b"2", b"3"])
+    return broker
+
+
+async def test_the_answer_of_an_empty_is_taken(filled: Broker) -> None:
+    empty = "/channel/empty?topic=t&channel=c"
+    emptied = json.loads(await http(filled.http_address, f"{empty}&undo=true", b""))
+    assert emptied["queues"] == [EMPTIED]
+    assert await call(filled, "channel.restore", **TC, queues=[EMPTIED]) == {"depth": 3}
+    assert await http(filled.http_address, empty, b"") == b"", "as nsqd"
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        *(None, 1, "x", [], {}, {"queue": 0}),
+        *({**EMPTIED, "queue": "0"}, {**EMPTIED, "offset": -1}, {**EMPTIED, "offset": 1.5}),
+        *({**EMPTIED, "offset": True}, {**EMPTIED, "offset": 1 << 70}),
+        *({**EMPTIED, "unfinished": rows} for rows in (None, 3, [1], [[1]], [["a", "b", 1, 0, 0]])),
+        {**EMPTIED, "unfinished": [[2, 1, 1, 0, 0]]},
+        {**EMPTIED, "unfinished": [[0, 2, 1, 0, 0], [1, 3, 1, 0, 0]]},
+        {**EMPTIED, "unfinished": [[0, 1, 1 << 20, 0, 0]]},
+        {**EMPTIED, "offset": 1 << 40, "unfinished": [[0, 1 << 40, 1, 0, 0]]},
+    ],
+)
+async def test_what_no_empty_answers_is_refused(filled: Broker, queue: Any) -> None:
+    with pytest.raises(AdminError) as refusal:
+        await call(filled, "channel.restore", **TC, queues=[queue])
+    assert refusal.value.code == "BAD_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("queues", "code", "text"),
+    [
+        ([{**EMPTIED, "offset": 4}], "CONFLICT", "ends at offset 3"),
+        ([{**EMPTIED, "queue": 7}], "NOT_FOUND", "7"),
+        ([EMPTIED, EMPTIED], "BAD_ARGUMENT", "twice"),
+    ],
+)
+async def test_places_that_are_not_there_are_refused(
+    filled: Broker, queues: list[Any], code: str, text: str
+) -> None:
+    with pytest.raises(AdminError, match=text) as refusal:
+        await call(filled, "channel.restore", **TC, queues=queues)
+    assert refusal.value.code == code
 
 
 async def test_null_resets_a_field_of_a_policy(broker: Broker) -> None:
