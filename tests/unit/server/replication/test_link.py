@@ -15,8 +15,9 @@ from typing import Any, cast
 import pytest
 import uvloop
 from tests.interop.certificates import Certificates
+from tests.polling import until
+from tests.unit.server.replication.test_trust import load
 
-from martlet.options import BrokerOptions
 from martlet.replica.frames import MAX_GREETING_BYTES, Frame, FrameKind
 from martlet.server.replication.link import ReplicaLink, connect
 from martlet.server.replication.trust import LinkTrust
@@ -56,18 +57,15 @@ class Owner:
 
 
 def trust(folder: Path, *, tls: bool) -> LinkTrust:
-    if not tls:
-        return LinkTrust()
-    made = Certificates(folder)
-    options = BrokerOptions(
-        replica_name="a",
-        replica_address="127.0.0.1:4153",
-        metadata=f"sqlite:{folder}/replicas.db",
-        replica_tls_cert=str(made.certificate),
-        replica_tls_key=str(made.key),
-        replica_tls_ca_file=str(made.authority),
+    return load(Certificates(folder), "127.0.0.1") if tls else LinkTrust()
+
+
+async def listening(owner: Owner, peer_trust: LinkTrust) -> tuple[asyncio.Server, str]:
+    """A server of links, and its address."""
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ReplicaLink(owner, peer_trust, log), "127.0.0.1", 0, ssl=peer_trust.server_tls
     )
-    return LinkTrust.load(options)
+    return server, "{}:{}".format(*server.sockets[0].getsockname())
 
 
 async def exchange(sent: list[Frame], peer_trust: LinkTrust) -> list[Frame]:
@@ -132,17 +130,11 @@ def test_a_stranger_s_certificate_is_named_as_a_reason(tmp_path: Path) -> None:
     stranger.load_cert_chain(tmp_path / "stranger.pem", tmp_path / "stranger.key")
 
     async def meet() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: ReplicaLink(Owner(), peer_trust, log), "127.0.0.1", 0, ssl=peer_trust.server_tls
-        )
-        port = server.sockets[0].getsockname()[1]
+        server, address = await listening(Owner(), peer_trust)
         other = replace(peer_trust, client_tls=stranger)
         with pytest.raises(OSError, match="another --replica-secret-file or --replica-tls-ca-file"):
             await connect(
-                f"127.0.0.1:{port}",
-                other,
-                lambda: ReplicaLink(Owner(), other, log, is_acceptor=False),
+                address, other, lambda: ReplicaLink(Owner(), other, log, is_acceptor=False)
             )
         server.close()
         await server.wait_closed()
@@ -155,8 +147,7 @@ async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
     """Of 256 strangers, each with 64 MiB of a frame that does not end, the memory would be full."""
     owner = Owner()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: ReplicaLink(owner, LinkTrust(), log), "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server, address = await listening(owner, LinkTrust())
     large = Frame(FrameKind.DATA, 1, body=bytes(MAX_GREETING_BYTES + 1))
     with socket.create_connection(server.sockets[0].getsockname()) as stranger:
         stranger.setblocking(False)
@@ -169,12 +160,9 @@ async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
         address, LinkTrust(), lambda: ReplicaLink(Owner(), LinkTrust(), log, is_acceptor=False)
     )
     peer.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
-    async with asyncio.timeout(50):
-        while len(owner.frames) < 1:  # noqa: ASYNC110, it is counted
-            await asyncio.sleep(0.01)
-        peer.send(large)
-        while owner.body_bytes < len(b"{}") + len(large.body):  # noqa: ASYNC110, as above
-            await asyncio.sleep(0.01)
+    await until(lambda: owner.frames)
+    peer.send(large)
+    await until(lambda: owner.body_bytes >= len(b"{}") + len(large.body))
     assert owner.frames[1:] == [large]
     peer.close()
     server.close()

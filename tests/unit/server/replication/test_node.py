@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from martlet.server.replication.process import ReplicaProcess
 from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.splice import SplicedConnection, open_splice
 from martlet.server.replication.trust import LinkTrust
+from martlet.server.server import Server
 from martlet.testing.ports import free_port
 
 log = logging.getLogger("martlet")
@@ -60,6 +61,12 @@ def options_of(folder: Path, **others: Any) -> BrokerOptions:
     return BrokerOptions(**(settings | others))
 
 
+def options_alone(folder: Path) -> BrokerOptions:
+    """Those of a broker without replicas in the folder of a."""
+    data_path = str(folder / "a")
+    return BrokerOptions(tcp_address="127.0.0.1:0", http_address="", data_path=data_path)
+
+
 @asynccontextmanager
 async def started(options: BrokerOptions) -> AsyncIterator[ReplicaProcess]:
     """A process of a replica, whatever becomes of it."""
@@ -76,9 +83,7 @@ async def started(options: BrokerOptions) -> AsyncIterator[ReplicaProcess]:
 async def running(folder: Path, **others: Any) -> AsyncIterator[ReplicaNode]:
     """The only replica of a broker, with its clients served."""
     options = options_of(folder, tcp_address=f"127.0.0.1:{free_port()}", **others)
-    store = SqliteStore(folder / "replicas.db", "martlet")
-    replicas = {"a": options.replica_address}
-    await store.swap(ReplicaSet.first("a", replicas, broker="broker-1"), 0)
+    await make_set(folder, options.replica_address)
     process = ReplicaProcess(options, log)
 
     def is_serving() -> bool:  # A later node may be the one.
@@ -95,15 +100,62 @@ async def running(folder: Path, **others: Any) -> AsyncIterator[ReplicaNode]:
         serving.cancel()
         process.stop()
         await asyncio.gather(running, return_exceptions=True)
-        await store.close()
 
 
-async def publish(node: ReplicaNode, body: bytes) -> None:
+@asynccontextmanager
+async def store_of(folder: Path) -> AsyncIterator[SqliteStore]:
+    """The metadata store of the replicas."""
+    store = SqliteStore(folder / "replicas.db", "martlet")
+    yield store
+    await store.close()
+
+
+async def make_set(folder: Path, address: str, broker: str = "broker-1") -> None:
+    """Make the set of the only replica, unless there is one."""
+    async with store_of(folder) as store:
+        await store.swap(ReplicaSet.first("a", {"a": address}, broker=broker), 0)
+
+
+def server_of(node: ReplicaNode) -> Server:
     assert node.server is not None
-    wire = await Wire.open(node.server.tcp_address)
-    wire.send(mpub("t", [body]))
+    return node.server
+
+
+def stored_count(node: ReplicaNode) -> int:
+    return server_of(node).broker.topics["t"].queue.end_offset
+
+
+async def publish(where: ReplicaNode | str, *bodies: bytes) -> None:
+    """Publish messages to topic t, at a primary or at an address."""
+    wire = await Wire.open(where if isinstance(where, str) else server_of(where).tcp_address)
+    wire.send(mpub("t", bodies))
     await wire.ok()
     wire.writer.close()
+
+
+async def link_to(node: ReplicaNode, trust: LinkTrust, logger: logging.Logger = log) -> ReplicaLink:
+    address = node.options.replica_address
+    return await connect(
+        address, trust, lambda: ReplicaLink(node, trust, logger, is_acceptor=False)
+    )
+
+
+async def check_trust(node: ReplicaNode, strangers: Sequence[LinkTrust]) -> None:
+    """Who has what the replica's options name is connected, and each stranger closed."""
+    (await link_to(node, LinkTrust.load(node.options))).close()
+    for trust in strangers:
+        stranger = await link_to(node, trust)
+        stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
+        await until(partial(getattr, stranger, "is_closed"))
+    await publish(node, b"one")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> dict[str, str]:
+    """The flag of a file with the secret."""
+    file = tmp_path / "secret"
+    file.write_bytes(b"the secret that all replicas share")
+    return {"replica_secret_file": str(file)}
 
 
 async def test_one_replica_alone_serves_clients_and_goes_on_after_a_stop(tmp_path: Path) -> None:
@@ -116,8 +168,7 @@ async def test_one_replica_alone_serves_clients_and_goes_on_after_a_stop(tmp_pat
     assert (note["pledged"], note["is_whole"]) == (1, True)
     async with running(tmp_path) as node:
         await publish(node, b"two")
-        assert node.server is not None
-        assert node.server.broker.topics["t"].queue.end_offset == 2
+        assert stored_count(node) == 2
 
 
 async def test_a_replica_whose_disk_is_full_when_it_opens_its_log_goes_on_by_itself(
@@ -138,9 +189,8 @@ async def test_a_replica_whose_disk_is_full_when_it_opens_its_log_goes_on_by_its
         flush(segment)
 
     monkeypatch.setattr(DiskSegment, "flush", fail_at_first)
-    async with asyncio.timeout(50), running(tmp_path) as node:
-        assert node.server is not None
-        assert node.server.broker.topics["t"].queue.end_offset == 1
+    async with running(tmp_path) as node:
+        assert stored_count(node) == 1
         await publish(node, b"two")
     assert failures == 0
     said = [record.message for record in caplog.records if "begins anew" in record.message]
@@ -173,12 +223,9 @@ async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
         wire = await Wire.open(process.listeners.tcp_address)
         wire.send(mpub("t", [b"held"]))
         await until(lambda: process.spliced)
-        store = SqliteStore(tmp_path / "replicas.db", "martlet")
-        replicas = {"a": options.replica_address}
-        assert await store.swap(ReplicaSet.first("a", replicas, broker="broker-1"), 0)
+        await make_set(tmp_path, options.replica_address)
         await wire.ok()  # It would be closed after HOLD_S.
         wire.writer.close()
-    await store.close()
 
 
 async def test_a_power_cut_is_noticed_by_another_boot(tmp_path: Path) -> None:
@@ -187,8 +234,7 @@ async def test_a_power_cut_is_noticed_by_another_boot(tmp_path: Path) -> None:
     (tmp_path / "a" / "boot").write_text("another-boot")
     async with running(tmp_path) as node:
         # It is the only replica, so there is nobody who could know more.
-        assert node.server is not None
-        assert node.server.broker.topics["t"].queue.end_offset == 1
+        assert stored_count(node) == 1
     assert json.loads((tmp_path / "a" / "replica.json").read_text())["pledged"] == 2
 
 
@@ -196,8 +242,7 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
     async with running(tmp_path) as node:
         address = node.options.replica_address
     (tmp_path / "replicas.db").unlink()
-    store = SqliteStore(tmp_path / "replicas.db", "martlet")
-    assert await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-2"), 0)
+    await make_set(tmp_path, address, broker="broker-2")
     async with started(node.options) as process:
         await until(lambda: hasattr(process.node, "replica") and process.node.replica.problem)
         report = process.node.status.report()
@@ -207,7 +252,6 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
         " if the folder is of another replica set, the --metadata and --replica-set of that one"
     )
     assert report["role"] == "waiting"
-    await store.close()
 
 
 async def test_a_primary_that_was_replaced_says_so_whoever_announced_last(
@@ -246,44 +290,32 @@ async def test_a_process_that_is_stopped_while_another_has_its_name_leaves_the_f
     async with running(tmp_path) as node:
         options = node.options
     note = (tmp_path / "a" / "replica.json").read_bytes()
-    store = SqliteStore(tmp_path / "replicas.db", "martlet")
-    await store.announce("a", Presence(instance="other", address="10.0.0.9:4153"))
+    async with store_of(tmp_path) as store:
+        await store.announce("a", Presence(instance="other", address="10.0.0.9:4153"))
     async with started(options) as process:
         await until(lambda: "another process is replica a" in process.node.membership.waits_for)
-    await store.close()
     assert (tmp_path / "a" / "replica.json").read_bytes() == note
 
 
 async def test_a_broker_without_replicas_refuses_the_folder_of_one(tmp_path: Path) -> None:
     async with running(tmp_path):
         pass
-    options = BrokerOptions(
-        tcp_address="127.0.0.1:0", http_address="", data_path=str(tmp_path / "a")
-    )
     with pytest.raises(OSError, match="is that of a replica: start it with --replica-name"):
-        build_server(options)
+        build_server(options_alone(tmp_path))
 
 
 async def test_the_folder_of_a_broker_without_replicas_becomes_the_first_one(
     tmp_path: Path,
 ) -> None:
-    options = BrokerOptions(
-        tcp_address="127.0.0.1:0", http_address="", data_path=str(tmp_path / "a")
-    )
-    alone = build_server(options)
+    alone = build_server(options_alone(tmp_path))
     await alone.start()
-    wire = await Wire.open(alone.tcp_address)
-    wire.send(mpub("t", [b"one", b"two"]))
-    await wire.ok()
-    wire.writer.close()
+    await publish(alone.tcp_address, b"one", b"two")
     await alone.stop()
     address = f"127.0.0.1:{free_port()}"
     replicated = options_of(tmp_path, replica_address=address, initial_replicas=f"a={address}")
     async with started(replicated) as process:
         await process.useful()
-        server = process.node.server
-        assert server is not None
-        assert server.broker.topics["t"].queue.end_offset == 2
+        assert stored_count(process.node) == 2
         report = process.node.status.report()
         assert (report["epoch"], report["broker_id"]) == (2, alone.folder.broker_id)
 
@@ -307,38 +339,32 @@ async def test_strangers_at_the_replica_port_harm_nobody(tmp_path: Path) -> None
             writer.close()
 
 
-async def test_a_wrong_secret_does_not_flood_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_wrong_secret_is_refused_and_does_not_flood_the_log(
+    tmp_path: Path, secret: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "martlet")
-    file = tmp_path / "secret"
-    file.write_bytes(b"the secret that all replicas share")
-    async with running(tmp_path, replica_secret_file=str(file)) as node:
+    async with running(tmp_path, **secret) as node:
         other = RepeatedLines.above(log)
-        wrong = LinkTrust(b"another secret of 32 bytes")
         for _ in range(20):
             with pytest.raises(OSError, match="secret"):
-                await connect(
-                    node.options.replica_address,
-                    wrong,
-                    lambda: ReplicaLink(node, wrong, other, is_acceptor=False),
-                )
+                await link_to(node, LinkTrust(b"another secret of 32 bytes"), other)
     said = [line for line in caplog.messages if "closing the connection to" in line]
     assert 1 <= len(said) <= 2, said
     assert "closing the connection to 127.0.0.1:" in said[0], "as its address is written"
 
 
 async def test_clients_that_wait_for_a_primary_do_not_flood_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    secret: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each of them tries again every 50 ms, and was a line when it was closed."""
     monkeypatch.setattr(splice, "HOLD_S", 0.2)
     caplog.set_level(logging.INFO, "martlet")
     other = tmp_path / "other"
     other.write_bytes(b"another secret of 32 bytes")
-    file = tmp_path / "secret"
-    file.write_bytes(b"the secret that all replicas share")
-    async with running(tmp_path, replica_secret_file=str(file)) as node:
+    async with running(tmp_path, **secret) as node:
         options = node.options.replace(
             replica_name="b",
             replica_secret_file=str(other),
@@ -364,27 +390,11 @@ async def test_clients_that_wait_for_a_primary_do_not_flood_the_log(
         assert 1 <= len(said) <= 2, said
 
 
-@pytest.mark.parametrize("secret", [b"another secret of 32 bytes", b""])
-async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, secret: bytes) -> None:
-    file = tmp_path / "secret"
-    file.write_bytes(b"the secret that all replicas share")
-    async with running(tmp_path, replica_secret_file=str(file)) as node:
-        address = node.options.replica_address
-        right = LinkTrust.load(node.options)
-
-        def link(trust: LinkTrust) -> ReplicaLink:
-            return ReplicaLink(node, trust, log, is_acceptor=False)
-
-        (await connect(address, right, lambda: link(right))).close()
-        wrong = LinkTrust(secret)
-        if secret:
-            with pytest.raises(OSError, match="secret"):
-                await connect(address, wrong, lambda: link(wrong))
-        else:
-            stranger = await connect(address, wrong, lambda: link(wrong))
-            stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
-            await until(lambda: stranger.is_closed)
-        await publish(node, b"one")
+async def test_a_replica_without_the_secret_is_closed(
+    tmp_path: Path, secret: dict[str, str]
+) -> None:
+    async with running(tmp_path, **secret) as node:
+        await check_trust(node, [LinkTrust(b"")])
 
 
 async def test_messages_are_refused_still_when_a_hand_over_is_given_up(tmp_path: Path) -> None:
@@ -401,8 +411,7 @@ async def test_messages_are_refused_still_when_a_hand_over_is_given_up(tmp_path:
 
 async def test_replicas_are_sent_the_log_before_the_disk_is_waited_for(tmp_path: Path) -> None:
     async with running(tmp_path, flush="sync") as node:
-        assert node.server is not None
-        commits, broker = node.server.commits, node.server.broker
+        commits, broker = server_of(node).commits, server_of(node).broker
         order: list[tuple[str, int]] = []
         """What was done, and how many messages were stored by then."""
         flush, moved = commits.flusher.flush, commits.on_log_moved
@@ -451,13 +460,12 @@ async def test_a_store_that_is_full_does_not_flood_the_log(
 
 async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        store = SqliteStore(tmp_path / "replicas.db", "martlet")
-        await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
-        async with asyncio.timeout(50):
-            while not (problem := (await store.read()).presences["a"].problem):
+        problem = ""
+        async with store_of(tmp_path) as store, asyncio.timeout(50):
+            while not problem:
                 await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
                 await asyncio.sleep(0.05)
-        await store.close()
+                problem = (await store.read()).presences["a"].problem
         assert problem == (
             "it runs with --flush=async --replication=sync, and b with --flush=sync"
             " --replication=sync"
@@ -517,21 +525,10 @@ async def test_replicas_show_each_other_certificates(
         "replica_tls_key": str(certificates.key),
         "replica_tls_ca_file": str(certificates.authority),
     }
+    strange = ssl.create_default_context(cafile=certificates.authority)
+    strange.load_cert_chain(certificates.stranger, certificates.stranger_key)
     async with running(tmp_path, **tls) as node:
-        address = node.options.replica_address
-        strange = ssl.create_default_context(cafile=certificates.authority)
-        strange.load_cert_chain(certificates.stranger, certificates.stranger_key)
-
-        def link(trust: LinkTrust) -> ReplicaLink:
-            return ReplicaLink(node, trust, log, is_acceptor=False)
-
-        right = LinkTrust.load(node.options)
-        (await connect(address, right, lambda: link(right))).close()
-        for trust in (LinkTrust(), LinkTrust(client_tls=strange)):
-            stranger = await connect(address, trust, lambda trust=trust: link(trust))  # type: ignore[misc]
-            stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
-            await until(partial(getattr, stranger, "is_closed"))
-        await publish(node, b"one")
+        await check_trust(node, (LinkTrust(), LinkTrust(client_tls=strange)))
     wrong = node.options.replace(replica_tls_ca_file=str(tmp_path / "missing.pem"))
     with pytest.raises(OSError, match=r"--replica-tls-ca-file=.*missing.pem cannot be used"):
         LinkTrust.load(wrong)
@@ -618,14 +615,19 @@ async def test_a_standby_says_whether_its_client_of_nsq_is_an_operator(
     """To the primary all of them come from the standby, which may be on its machine."""
     async with running(tmp_path) as node:
         standby = Standby(node.options.replica_address, operators)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
+        server = await splicing(standby)
         host, port = server.sockets[0].getsockname()
         async with server, caller(f"{host}:{port}") as client:
             answer = await client.call("group.list")
             assert answer.get("error", {}).get("code") == (None if is_one else "FORBIDDEN")
             assert "error" not in await client.call("transaction.begin", id="t")
         await until(lambda: not standby.spliced)
+
+
+async def splicing(standby: Standby) -> asyncio.Server:
+    """Accept clients as a standby does."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
 
 
 async def is_ended(server: asyncio.Server) -> None:
@@ -643,9 +645,7 @@ async def test_an_unforeseen_error_ends_a_client_that_waits_for_the_primary(
     """It waited for ever."""
     standby = Standby("")
     monkeypatch.setattr(standby, "own_connection", lambda: 1 // 0)
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
-    async with server:
+    async with await splicing(standby) as server:
         await is_ended(server)
         await until(lambda: not standby.spliced)
     assert [
@@ -658,14 +658,12 @@ async def test_a_standby_carries_no_client_by_a_descriptor_of_the_logs(
 ) -> None:
     async with running(tmp_path) as node:
         standby = Standby(node.options.replica_address)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
         with monkeypatch.context() as patched:
             patched.setattr(splice, "is_for_the_log", lambda descriptor: True)
             for kind in (0, CLIENT_SPEAKS_HTTP, CLIENT_IS_OPERATOR):
                 with pytest.raises(OSError, match="too few files are left for the log"):
                     await open_splice(standby, log, "", kind)
-            async with server:
+            async with await splicing(standby) as server:
                 await is_ended(server)
         assert [record.message for record in caplog.records if "too few files" in record.message]
         link, _ = await open_splice(standby, log, "")
@@ -691,33 +689,25 @@ async def test_a_splice_that_vouches_for_nobody_makes_no_operator(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "ignored"),
     [
-        (
-            {"copies": 2, "min_in_sync": 1},
-            [
-                "REPLICA: --copies=2 has no effect on a replica set that is there, with 1: change"
-                " it with `martlet replicas set --copies=2`"
-            ],
-        ),
-        (
-            {"min_in_sync": 2},
-            [
-                "REPLICA: --min-in-sync=2 has no effect on a replica set that is there, with 1:"
-                " change it with `martlet replicas set --min-in-sync=2`"
-            ],
-        ),
+        ({"copies": 2, "min_in_sync": 1}, ["--copies=2"]),
+        ({"min_in_sync": 2}, ["--min-in-sync=2"]),
         ({"copies": 1, "min_in_sync": 1}, []),
         ({}, []),
     ],
 )
 async def test_flags_of_the_first_replica_set_warn_where_the_set_has_others(
-    flags: dict[str, int], said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    flags: dict[str, int], ignored: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They were ignored without a word; one flag file per replica stays valid."""
     async with running(tmp_path, **flags):
         pass
-    assert [line for line in caplog.messages if "no effect" in line] == said
+    assert [line for line in caplog.messages if "no effect" in line] == [
+        f"REPLICA: {flag} has no effect on a replica set that is there, with 1: change it with"
+        f" `martlet replicas set {flag}`"
+        for flag in ignored
+    ]
 
 
 async def test_flags_of_the_first_replica_set_warn_without_initial_replicas(
@@ -737,8 +727,7 @@ async def test_clients_over_tcp_do_not_wait_for_requests_over_http_when_a_primar
     """Those under way get a moment, at the primary's own port and then at its standbys'."""
     monkeypatch.setattr(http_server, "_STOP_S", 60)
     async with running(tmp_path, http_address="127.0.0.1:0") as node:
-        server = node.server
-        assert server is not None
+        server = server_of(node)
         wire = await Wire.open(server.tcp_address)
         async with aiohttp.ClientSession() as session:
             url = f"http://{server.http_address}/v1/topics/t/channels/c/receive?wait=60"

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
+from tests.unit.server.replication.test_link import Owner
 
-from martlet.replica.frames import Frame
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.replication.link import ReplicaLink, connect
 from martlet.server.replication.standby_http import Forwarder, StandbyRoutes
@@ -37,26 +37,6 @@ def test_a_standby_answers_its_own_and_those_of_the_node_that_runs_then() -> Non
     assert (list(routes), len(routes)) == (["/ping", "/log/topics"], 2)
 
 
-class Caller:
-    """The owner of a standby's connections to the primary."""
-
-    def __init__(self) -> None:
-        self.links: set[ReplicaLink] = set()
-        self.strangers: dict[ReplicaLink, None] = {}
-
-    def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
-        raise AssertionError(frames)
-
-    def link_drained(self, link: ReplicaLink) -> None:
-        raise AssertionError
-
-    def link_lost(self, link: ReplicaLink) -> None:
-        raise AssertionError
-
-    def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
-        raise AssertionError(frame)
-
-
 class Primary:
     """A primary of an epoch that answers a request once it may."""
 
@@ -76,7 +56,7 @@ class Primary:
     async def connect(self, is_operators: bool) -> tuple[ReplicaLink, int]:
         trust, log = LinkTrust(), logging.getLogger("martlet")
         link = await connect(
-            self.address, trust, lambda: ReplicaLink(Caller(), trust, log, is_acceptor=False)
+            self.address, trust, lambda: ReplicaLink(Owner(), trust, log, is_acceptor=False)
         )
         return link, self.epoch
 
