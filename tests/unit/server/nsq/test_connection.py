@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import ssl
 import struct
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from tests.crash.wire import Wire, pub
+from tests.crash.wire import Wire, message, pub
 from tests.interop.certificates import Certificates
+from tests.interop.server.conftest import tls_of, trusting
+from tests.interop.upgraded_wire import UpgradedWire
 from tests.polling import until
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.topic.topic import Topic
 from martlet.options import LogLevel
-from martlet.protocol.compression.deflate import Deflate
-from martlet.protocol.compression.snappy import Snappy
-from martlet.protocol.nsq import v2
 from martlet.server import clock as pace
 from martlet.server.nsq import connection, unread_input
 from martlet.server.nsq.clients import Clients
@@ -73,74 +70,30 @@ async def test_thousands_of_topics_in_one_receive_are_made_few_at_a_time(
         wire.close()
 
 
-class Client:
-    """A client that sends and receives at once, and hangs up with a reset."""
+async def resetting(
+    broker: Broker, context: ssl.SSLContext | None = None, **features: bool
+) -> UpgradedWire:
+    """A client that negotiates features, and hangs up with a reset."""
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)))
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls: ssl.SSLObject | None = None
-        self.codec: Deflate | None = None
-        self.received = b""
+    def connect() -> UpgradedWire:
+        wire = UpgradedWire(broker.tcp_address)
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wire.upgrade(wire.identify(**features), context)
+        return wire
 
-    def send(self, data: bytes) -> None:
-        if self.codec is not None:
-            data = self.codec.encode([data])
-        if self.tls is not None:
-            self.tls.write(data)
-            data = self.outgoing.read()
-        self.socket.send(data)
+    return await asyncio.to_thread(connect)
 
-    async def receive(self, size: int) -> bytes:
-        async with asyncio.timeout(50):
-            while len(self.received) < size:
-                self.received += self._plain(await self._receive())
-        taken, self.received = self.received[:size], self.received[size:]
-        return taken
 
-    async def _receive(self) -> bytes:
-        return await asyncio.get_running_loop().sock_recv(self.socket, 1 << 16)
-
-    def _plain(self, data: bytes) -> bytes:
-        if self.tls is not None:
-            self.incoming.write(data)
-            data = b""
-            with suppress(ssl.SSLWantReadError):
-                while piece := self.tls.read(1 << 16):
-                    data += piece
-        return data if self.codec is None else self._inflated(data)
-
-    def _inflated(self, data: bytes) -> bytes:
-        assert self.codec is not None
-        self.codec.feed(memoryview(data))
-        space = memoryview(bytearray(1 << 16))
-        return bytes(space[: self.codec.read_into(space)])
-
-    def inflate(self) -> None:
-        self.codec = Deflate()
-        self.received = self._inflated(self.received)
-
-    async def identify(self, **fields: object) -> None:
-        body = json.dumps({"feature_negotiation": True, **fields}).encode()
-        self.send(b"  V2IDENTIFY\n" + struct.pack(">I", len(body)) + body)
-        head = await self.receive(4)
-        await self.receive(*struct.unpack(">I", head))
-
-    async def shake(self, authority: Path) -> None:
-        context = ssl.create_default_context(cafile=str(authority))
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
-        while True:
-            try:
-                self.tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self.socket.send(self.outgoing.read())
-                self.incoming.write(await self._receive())
-            else:
-                self.socket.send(self.outgoing.read())
-                return
+async def lose(broker: Broker, wire: UpgradedWire, data: bytes) -> None:
+    """Have the only client send this and be lost, which a write shows before this is read."""
+    (connection,) = broker.server.connections
+    lost = asyncio.Event()
+    connection.caller.when_gone[lost] = lost.set
+    wire.send(data)
+    wire.socket.close()
+    connection.beat()
+    async with asyncio.timeout(50):
+        await lost.wait()
 
 
 @pytest.mark.parametrize("layers", ["", "tls", "deflate", "tls deflate"])
@@ -148,41 +101,25 @@ async def test_commands_sent_before_a_client_was_lost_count(
     layers: str, certificates: Certificates
 ) -> None:
     """It reset its connection, and the next write to it failed before its FINs were read."""
-    options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
-    async with Broker(**options) as broker:
-        client = Client(broker.tcp_address)
-        await client.identify(tls_v1="tls" in layers, deflate="deflate" in layers)
-        if "tls" in layers:
-            await client.shake(certificates.authority)
-            await client.receive(len(v2.OK))
-        if "deflate" in layers:
-            client.inflate()
-            await client.receive(len(v2.OK))
-        client.send(b"".join([pub("t", b"1") * 3, b"SUB t c\nRDY 3\n"]))
-        received = await client.receive(4 * len(v2.OK) + 3 * 35)
-        messages = received[4 * len(v2.OK) :]
-        ids = [messages[at + 18 : at + 34] for at in range(0, len(messages), 35)]
+    context = trusting(certificates)
+    async with Broker(**tls_of(certificates)) as broker:
+        wire = await resetting(broker, context, tls_v1="tls" in layers, deflate="deflate" in layers)
+        wire.send(pub("t", b"1") * 3 + b"SUB t c\nRDY 3\n")
+        frames = await asyncio.to_thread(lambda: [wire.frame() for _ in range(7)])
         (connection,) = broker.server.connections
         channel, _ = connection.subscribed()
-        lost = asyncio.Event()
-        connection.caller.when_gone[lost] = lost.set
-        # The broker is not asked to read in between.
-        client.send(b"".join(b"FIN %s\n" % id for id in ids[:2]))
-        client.socket.close()
-        connection.beat()
-        async with asyncio.timeout(50):
-            await lost.wait()
+        finishes = [b"FIN %s\n" % message(frame).id for frame in frames[4:6]]
+        await lose(broker, wire, b"".join(finishes))
         assert channel.depth + channel.in_flight_count == 1
 
 
 async def test_input_during_a_handshake_is_no_command(certificates: Certificates) -> None:
-    options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
-    async with asyncio.timeout(50), Broker(**options) as broker:
-        client = Client(broker.tcp_address)
-        await client.identify(tls_v1=True)
+    async with asyncio.timeout(50), Broker(**tls_of(certificates)) as broker:
+        wire = await asyncio.to_thread(UpgradedWire, broker.tcp_address)
+        await asyncio.to_thread(wire.identify, tls_v1=True)
         (connection,) = broker.server.connections
-        client.send(pub("t", b"slipped in"))
-        client.socket.close()
+        wire.send(pub("t", b"slipped in"))
+        wire.socket.close()
         connection.beat()
         await until(lambda: not broker.server.connections)
         assert not broker.server.broker.topics
@@ -206,36 +143,22 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
 
 async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
     async with asyncio.timeout(50), Broker() as broker:
-        client = Client(broker.tcp_address)
-        await client.identify(snappy=True)
-        codec = Snappy()
-        good, corrupt, behind = (
-            codec.encode([pub(topic, b"x" * 100)]) for topic in ("good", "corrupt", "behind")
-        )
-        broken = bytearray(corrupt)
-        broken[-1] ^= 1
-        client.send(good)
+        wire = await resetting(broker, snappy=True)
+        wire.send(pub("good", b"x" * 100))
         await until(lambda: "good" in broker.server.broker.topics)
-        client.send(bytes(broken) + behind)
+        corrupt = bytearray(wire.codec.encode(pub("corrupt", b"x" * 100)))
+        corrupt[-1] ^= 1
+        wire.socket.sendall(corrupt + wire.codec.encode(pub("behind", b"x")))
         await until(lambda: not broker.server.connections)
-        client.socket.close()
+        wire.socket.close()
         assert list(broker.server.broker.topics) == ["good"]
 
 
 async def test_unread_input_is_handled_up_to_a_limit() -> None:
-    async with asyncio.timeout(50), Broker() as broker:
-        client = Client(broker.tcp_address)
-        await client.identify(deflate=True)
-        client.inflate()
-        await client.receive(len(v2.OK))
-        (connection,) = broker.server.connections
-        lost = asyncio.Event()
-        connection.caller.when_gone[lost] = lost.set
+    async with Broker() as broker:
+        wire = await resetting(broker, deflate=True)
         count = 4 * MAX_UNREAD_BYTES // len(pub("t", b"x" * 1000))
-        client.send(pub("t", b"x" * 1000) * count)
-        client.socket.close()
-        connection.beat()
-        await lost.wait()
+        await lose(broker, wire, pub("t", b"x" * 1000) * count)
         stored = broker.server.broker.topics["t"].message_count
         assert 0 < stored * 1000 <= 2 * MAX_UNREAD_BYTES
 
@@ -243,18 +166,9 @@ async def test_unread_input_is_handled_up_to_a_limit() -> None:
 async def test_unread_input_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few compressed bytes may be very many commands."""
     monkeypatch.setattr(unread_input, "MAX_CPU_NS", 0)
-    async with asyncio.timeout(50), Broker() as broker:
-        client = Client(broker.tcp_address)
-        await client.identify(deflate=True)
-        client.inflate()
-        await client.receive(len(v2.OK))
-        (connection,) = broker.server.connections
-        lost = asyncio.Event()
-        connection.caller.when_gone[lost] = lost.set
-        client.send(pub("t", b"x") * 100)
-        client.socket.close()
-        connection.beat()
-        await lost.wait()
+    async with Broker() as broker:
+        wire = await resetting(broker, deflate=True)
+        await lose(broker, wire, pub("t", b"x") * 100)
         assert "t" not in broker.server.broker.topics
 
 
