@@ -61,6 +61,9 @@ async def raw_http(broker: BrokerProcess, data: bytes) -> bytes:
         b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 1e3\r\n\r\n",
         b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
         b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST /pub?topic=h HTTP/1.1\r\nContent-Length: many\r\n\r\n",
     ],
     ids=[
         "zeros",
@@ -74,6 +77,9 @@ async def raw_http(broker: BrokerProcess, data: bytes) -> bytes:
         "a length that is no number",
         "a length above the limit",
         "a chunk without a length",
+        "TLS",
+        "a header without a colon",
+        "a length of letters",
     ],
 )
 async def test_http_garbage_gets_a_client_error(broker: BrokerProcess, data: bytes) -> None:

@@ -27,12 +27,16 @@ class Wire:
         self._writer.write(data)
         await self._writer.drain()
 
+    async def whole_answer(self) -> tuple[bytes, bytes]:
+        """Head and body of the next answer."""
+        async with asyncio.timeout(50):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            return head, await self._reader.readexactly(int(length[1])) if length else b""
+
     async def answer(self) -> tuple[int, str]:
         """Status and body of the next answer."""
-        async with asyncio.timeout(50):
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
-            length = re.search(r"(?i)content-length: (\d+)", head)
-            body = await self._reader.readexactly(int(length[1])) if length else b""
+        head, body = await self.whole_answer()
         return int(head.split()[1]), body.decode()
 
     async def head(self) -> tuple[str, dict[str, str]]:
@@ -143,42 +147,6 @@ async def test_a_body_that_breaks_off_is_not_stored(
     assert stored(broker, "t") == 0
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"  V2IDENTIFY\n\x00\x00\x00\x02{}",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET\r\n\r\n",
-        b"GET /ping HTTP/9.9\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n",
-        b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: many\r\n\r\n",
-        b"POST /pub?topic=t HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-    ],
-)
-async def test_garbage_is_refused_and_harms_no_other_client(
-    broker: Broker, wire: Wire, garbage: bytes
-) -> None:
-    neighbour = await connect(broker)
-    await neighbour.send(b"GET /ping HTTP/1.1\r\n")
-    await wire.send(garbage)
-    if not garbage.endswith(b"\r\n"):
-        await wire.send(b"\r\n\r\n")
-    assert re.match(rb"HTTP/1\.[01] 4\d\d ", await wire.rest())
-    await neighbour.send(b"Host: x\r\n\r\n")
-    assert await neighbour.answer() == (200, "OK")
-    neighbour.close()
-    assert stored(broker, "t") == 0
-
-
-async def test_a_connection_serves_many_requests(broker: Broker, wire: Wire) -> None:
-    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
-    await wire.send(request * 50)
-    assert [await wire.answer() for _ in range(50)] == [(200, "OK")] * 50
-    assert stored(broker, "t") == 50
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity"])
 async def test_an_encoded_body_is_stored_as_it_comes(
     broker: Broker, wire: Wire, encoding: str
@@ -263,16 +231,3 @@ async def test_a_broker_that_takes_no_writes_says_so_everywhere(broker: Broker, 
     status, body = await ask("GET /stats?format=json")
     assert json.loads(body)["health"].startswith("NOK - ")
     assert [topic["topic_name"] for topic in json.loads(body)["topics"]] == ["t"]
-
-
-async def test_with_flush_sync_ok_means_on_the_disk() -> None:
-    async with Broker(flush="sync") as broker:
-        wire = await connect(broker)
-        await wire.send(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
-        assert await wire.answer() == (200, "OK")
-        log = broker.server.broker.log
-        assert log.durable_position == log.position
-        await wire.send(b"POST /topic/create?topic=u HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await wire.answer() == (200, "")
-        assert log.durable_position == log.position
-        wire.close()

@@ -293,9 +293,13 @@ def test_certificates_that_no_named_authority_verifies_are_nobodys(
     assert answer(operators, has_certificate=True) == "403 OPERATORS_ONLY"
 
 
-def test_a_wrong_token_file_ends_the_start(tmp_path: Path) -> None:
-    options = BrokerOptions(operator_token_file=f"{tmp_path}/none", tcp_address="127.0.0.1:0")
-    with pytest.raises(OSError, match=r"--operator-token-file=.*/none cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "why"), [("none", "cannot be read"), ("short", "the token of line 1 has 5 characters")]
+)
+def test_a_wrong_token_file_ends_the_start(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "short").write_text("short")
+    options = BrokerOptions(operator_token_file=f"{tmp_path}/{name}", tcp_address="127.0.0.1:0")
+    with pytest.raises(OSError, match=f"--operator-token-file=.*/{name}.*{why}"):
         Listeners(options, None, logging.getLogger("martlet"))
 
 

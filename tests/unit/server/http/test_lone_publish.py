@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.interop.server.http.test_http_bodies import Wire
 
 from martlet.server.http import lone_publish
 from martlet.server.http.server import _Protocol
@@ -19,23 +20,18 @@ def request(body: bytes, head: str = HEAD) -> bytes:
     return (head % len(body)).encode() + body
 
 
-class Caller:
+class Caller(Wire):
     """A connection over HTTP."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
 
     async def ask(self, *pieces: bytes) -> bytes:
         """Send bytes, in pieces that come apart, and return the answer without its date."""
         for piece in pieces:
-            self.writer.write(piece)
+            await self.send(piece)
             await asyncio.sleep(0.02)
-        return await self.answer()
+        return await self.next()
 
-    async def answer(self) -> bytes:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 50)
-        length = re.search(rb"Content-Length: (\d+)", head)
-        body = await self.reader.readexactly(int(length[1]) if length else 0)
+    async def next(self) -> bytes:
+        head, body = await self.whole_answer()
         return re.sub(rb"Date: [^\r]*", b"Date", head) + body
 
 
@@ -51,7 +47,7 @@ async def caller(broker: Broker) -> AsyncIterator[Caller]:
     host, _, port = broker.server.listeners.http_address.rpartition(":")
     made = Caller(*await asyncio.open_connection(host, int(port)))
     yield made
-    made.writer.close()
+    made.close()
 
 
 @pytest.fixture
@@ -113,7 +109,7 @@ async def test_requests_in_pieces_or_many_at_once(
     assert b"200 OK" in await caller.ask(request(b"one"))
     both = request(b"two") + request(b"three")
     assert b"200 OK" in await caller.ask(both)
-    assert b"200 OK" in await caller.answer()
+    assert b"200 OK" in await caller.next()
     assert fast == ["t"]
     assert broker.server.broker.topic("t").message_count == 3
 

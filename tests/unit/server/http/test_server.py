@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import pytest
 from tests.admin_page import lookup_daemon
 
+from martlet.lookup.daemon import Lookup
 from martlet.server.http import server as http_server
 from martlet.server.http.request import Request
 from martlet.server.http.server import HttpServer
@@ -65,26 +68,24 @@ async def status(address: str, route: tuple[str, str], headers: dict[str, str]) 
         return answer.status
 
 
-async def test_nsqds_routes_change_nothing_for_pages_of_other_sites() -> None:
-    async with Broker() as broker:
+@pytest.mark.parametrize(
+    ("running", "changes", "read"),
+    [(Broker, CHANGES, "/stats"), (lookup_daemon, DAEMONS_CHANGES, "/nodes")],
+    ids=["broker", "lookup daemon"],
+)
+async def test_pages_of_other_sites_change_nothing(
+    running: Callable[[], AbstractAsyncContextManager[Broker | Lookup]],
+    changes: tuple[tuple[str, str], ...],
+    read: str,
+) -> None:
+    async with running() as server:
         for headers in FOREIGN:
-            for route in CHANGES:
-                assert await status(broker.http_address, route, headers) == 403, (route, headers)
-            assert await status(broker.http_address, ("GET", "/stats"), headers) == 200
+            for route in changes:
+                assert await status(server.http_address, route, headers) == 403, (route, headers)
+            assert await status(server.http_address, ("GET", read), headers) == 200
         for headers in OTHERS:
-            for route in CHANGES:
-                assert await status(broker.http_address, route, headers) == 200, (route, headers)
-
-
-async def test_a_lookup_daemon_changes_nothing_for_pages_of_other_sites() -> None:
-    async with lookup_daemon() as daemon:
-        for headers in FOREIGN:
-            for route in DAEMONS_CHANGES:
-                assert await status(daemon.http_address, route, headers) == 403, (route, headers)
-            assert await status(daemon.http_address, ("GET", "/nodes"), headers) == 200
-        for headers in OTHERS:
-            for route in DAEMONS_CHANGES:
-                assert await status(daemon.http_address, route, headers) == 200, (route, headers)
+            for route in changes:
+                assert await status(server.http_address, route, headers) == 200, (route, headers)
 
 
 async def test_pages_under_a_strange_name_change_nothing_at_brokers_of_other_machines(

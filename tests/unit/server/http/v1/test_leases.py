@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.polling import until
 
 from martlet.server.http.v1 import guard, leases
 from martlet.server.http.v1.leases import MAX_CHARACTERS, BadReceipt, LeaseReceipt
@@ -48,17 +49,11 @@ async def asking() -> AsyncIterator[Asking]:
         yield client
 
 
-async def until_polling(client: Asking, count: int) -> None:
-    async with asyncio.timeout(50):
-        while client.leases.poll_count != count:  # noqa: ASYNC110, the server calls no test
-            await asyncio.sleep(0.001)
-
-
 async def test_waiting_polls_have_a_limit_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MAX_POLLS", 2)
     async with asking() as client:
         polls = [asyncio.create_task(client.receive("?wait=30")) for _ in range(2)]
-        await until_polling(client, 2)
+        await until(lambda: client.leases.poll_count == 2)
         status, answer = await client.receive()
         assert status == 503
         assert answer["message"].startswith("LIMIT_REACHED: 2 receives wait for messages at this")
@@ -94,9 +89,7 @@ async def test_nothing_is_left_of_a_lease_that_is_done(monkeypatch: pytest.Monke
             assert (len(client.leases), len(channel.consumers)) == (0, 0)
         await client.publish(1)
         await client.receive("?visibility=0.1")
-        async with asyncio.timeout(50):
-            while client.leases:  # noqa: ASYNC110, as above
-                await asyncio.sleep(0.001)
+        await until(lambda: not client.leases)
         assert (channel.timeout_count, len(channel.consumers)) == (1, 0)
 
 
@@ -126,7 +119,7 @@ async def test_a_broker_that_stops_ends_its_polls_and_forgets_no_message() -> No
         await client.publish(1)
         await client.receive()
         poll = asyncio.create_task(client.receive("?wait=30"))
-        await until_polling(client, 1)
+        await until(lambda: client.leases.poll_count == 1)
         leases = client.leases
     with pytest.raises(aiohttp.ClientError):
         await poll
