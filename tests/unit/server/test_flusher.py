@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import restore
 from martlet.log.storage import DiskSegment, DiskStorage
@@ -33,12 +34,18 @@ class SlowToSave(DiskStorage):
         super().replace(name, data)
 
 
+def flusher_of(
+    storage: DiskStorage, segment_bytes: int = SEGMENT_BYTES
+) -> tuple[BrokerCore, Flusher]:
+    broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=segment_bytes)
+    return broker, Flusher(broker, logging.getLogger("martlet"), lambda: None)
+
+
 async def test_a_flush_begun_while_a_checkpoint_is_saved_has_no_segment_that_it_lets_go(
     tmp_path: Path,
 ) -> None:
     storage = SlowToSave(tmp_path)
-    broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
-    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
+    broker, disk = flusher_of(storage)
     topic = broker.topic("t")
     while len(broker.log.segments) < 4:
         topic.stage([bytes(5000)])
@@ -59,8 +66,7 @@ async def test_checkpoints_that_a_full_disk_fails_are_one_line_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = DiskStorage(tmp_path)
-    broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
-    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
+    broker, disk = flusher_of(storage)
     broker.topic("t")
 
     def refuse(name: str, data: bytes) -> None:
@@ -81,8 +87,7 @@ async def test_checkpoints_that_a_full_disk_fails_are_one_line_of_the_log(
 
 async def test_the_loop_goes_on_while_a_checkpoint_writes_many_indexes(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
-    broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=1 << 20)
-    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
+    broker, disk = flusher_of(storage, 1 << 20)
     for number in range(800):
         broker.topic(f"t{number}").stage([b"x"])
     broker.commit()

@@ -44,6 +44,11 @@ class World:
     def _give_way(self) -> None:
         self.gave_way += 1
 
+    def hear(self) -> None:
+        """Hear a client, and run a round."""
+        self.turns.note_input()
+        self.round()
+
     def round(self) -> None:
         """Run the planned calls once."""
         planned, self.planned = self.planned, []
@@ -71,11 +76,9 @@ def test_bytes_out_of_the_blue_end_a_turn_and_the_loop_sleeps() -> None:
 def awake_world() -> World:
     """One that has heard twice in short order."""
     world = World()
-    world.turns.note_input()
-    world.round()
+    world.hear()
     world.now_ns += MAX_NS // 2
-    world.turns.note_input()
-    world.round()
+    world.hear()
     assert world.ended == 2
     return world
 
@@ -87,8 +90,7 @@ def test_bytes_soon_after_it_slept_keep_it_awake_for_a_while() -> None:
         world.now_ns += MAX_NS - 1
         world.round()
         assert not world.asleep
-        world.turns.note_input()
-        world.round()
+        world.hear()
     assert world.ended == 7
     assert world.gave_way == 5
     world.now_ns += MAX_NS
@@ -111,8 +113,7 @@ def test_an_idle_loop_sleeps_and_stays_asleep() -> None:
         if len(spent_ns) > 1 and spent_ns[-1] == spent_ns[-2] == 0:
             break
         world.now_ns += 50 * MAX_NS
-        world.turns.note_input()
-        world.round()
+        world.hear()
     assert spent_ns[0] >= MAX_NS > spent_ns[1] > MIN_NS
     assert spent_ns == sorted(spent_ns, reverse=True)
     assert len(spent_ns) < 10
@@ -223,6 +224,5 @@ def test_a_turn_that_fails_is_the_last_of_none() -> None:
         world.now_ns += MAX_NS
         world.round()
     ended = world.ended
-    world.turns.note_input()
-    world.round()
+    world.hear()
     assert world.ended == ended + 1
