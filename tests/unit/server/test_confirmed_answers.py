@@ -443,14 +443,20 @@ async def test_a_new_command_waits_though_nobody_has_thought_of_it(held: HeldBro
 # SUB
 
 
+@pytest.fixture
+async def wire(client: Client) -> AsyncIterator[Wire]:
+    """Another connection."""
+    wire = await Wire.open(client.held.broker.tcp_address)
+    yield wire
+    wire.close()
+
+
 @pytest.mark.parametrize("topic", ["t", "new"])
 async def test_a_sub_of_something_new_is_answered_once_that_is_confirmed(
-    client: Client, topic: str
+    client: Client, wire: Wire, topic: str
 ) -> None:
-    wire = await Wire.open(client.held.broker.tcp_address)
     wire.send(f"SUB {topic} new\n".encode())
     await held_back(client.held, wire.ok())
-    wire.close()
 
 
 async def test_a_second_sub_of_what_is_not_confirmed_waits_too(client: Client) -> None:
@@ -466,21 +472,22 @@ async def test_a_second_sub_of_what_is_not_confirmed_waits_too(client: Client) -
     second.close()
 
 
-async def test_a_sub_of_a_confirmed_channel_does_not_wait_for_messages(client: Client) -> None:
+async def test_a_sub_of_a_confirmed_channel_does_not_wait_for_messages(
+    client: Client, wire: Wire
+) -> None:
     """A standby that is down keeps no consumer from what is confirmed."""
-    wire = await Wire.open(client.held.broker.tcp_address)
     wire.send(pub("t", b"unconfirmed"))
     await until(lambda: client.held.has_waiting)
     other = await Wire.subscribed(client.held.broker.tcp_address, "t", "other")
     client.held.release()
     await wire.ok()
-    wire.close()
     other.close()
 
 
-async def test_answers_keep_the_order_of_commands_around_a_sub_that_waits(client: Client) -> None:
+async def test_answers_keep_the_order_of_commands_around_a_sub_that_waits(
+    client: Client, wire: Wire
+) -> None:
     """No message comes before the OK, though RDY was sent together with SUB."""
-    wire = await Wire.open(client.held.broker.tcp_address)
     wire.send(pub("new", b"first") + b"SUB new c\nRDY 5\n" + pub("new", b"second") + b"CLS\n")
     frames = [await held_back(client.held, wire.answer())]
     frames += [await wire.answer() for _ in range(4)]
@@ -488,38 +495,30 @@ async def test_answers_keep_the_order_of_commands_around_a_sub_that_waits(client
     assert kinds[:2] == [b"OK", b"OK"]
     assert kinds[2] == MESSAGE
     assert sorted(map(str, kinds[3:])) == sorted(map(str, (b"OK", b"CLOSE_WAIT")))
-    wire.close()
 
 
 async def test_nothing_else_that_was_waited_for_lets_messages_overtake_the_answer_to_sub(
-    client: Client,
+    client: Client, wire: Wire
 ) -> None:
     """As an auth server's answer, or a client that reads again."""
-    wire = await Wire.open(client.held.broker.tcp_address)
     wire.send(b"SUB full c\nRDY 1\n")
     await until(lambda: client.held.has_waiting)
     for connection in client.held.server.connections:
         connection.go_on()
     assert await held_back(client.held, wire.answer()) == OK
     assert (await wire.message()).body == b"a"
-    wire.close()
 
 
-async def test_a_sub_that_will_not_be_confirmed_is_refused(client: Client) -> None:
-    wire = await Wire.open(client.held.broker.tcp_address)
-    wire.send(b"SUB t new\n")
+@pytest.mark.parametrize(
+    ("command", "verb"), [(b"SUB t new\n", "SUB"), (pub("t", b"x"), "PUB")], ids=["SUB", "PUB"]
+)
+async def test_what_will_not_be_confirmed_is_refused(
+    client: Client, wire: Wire, command: bytes, verb: str
+) -> None:
+    wire.send(command)
     await until(lambda: client.held.has_waiting)
     client.held.commits.refuse_waiting(WritesRefused("too few replicas"))
-    frame = await wire.answer()
-    assert frame.data == b"E_SUB_FAILED SUB failed too few replicas"
-    assert await wire.ended() == b""
-    wire.close()
-
-
-async def test_a_publish_that_will_not_be_confirmed_is_refused(client: Client) -> None:
-    wire = await Wire.open(client.held.broker.tcp_address)
-    wire.send(pub("t", b"x"))
-    await until(lambda: client.held.has_waiting)
-    client.held.commits.refuse_waiting(WritesRefused("too few replicas"))
-    assert (await wire.answer()).data == b"E_PUB_FAILED PUB failed too few replicas"
-    wire.close()
+    refusal = f"E_{verb}_FAILED {verb} failed too few replicas"
+    assert (await wire.answer()).data.decode() == refusal
+    if verb == "SUB":
+        assert await wire.ended() == b""
