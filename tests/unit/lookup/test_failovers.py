@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from tests.admin_page import lookup_daemon
+from tests.polling import until
 
 from martlet.lookup import failovers
 from martlet.lookup.daemon import Lookup
 from martlet.lookup.failovers import Failovers
-from martlet.options import LookupOptions
 
 LONG_S = 1000.0
 """How long lookups wait where a test shows that they do not."""
@@ -155,20 +156,16 @@ class Daemon:
         """Close a broker's connection, and wait until the daemon knows."""
         count = len(self.lookup.registry.peers)
         registrar.writer.close()
-        while len(self.lookup.registry.peers) == count:  # noqa: ASYNC110, it tells nobody
-            await asyncio.sleep(0.001)
+        await until(lambda: len(self.lookup.registry.peers) < count)
 
 
 @pytest.fixture
 async def daemon() -> AsyncIterator[Daemon]:
-    lookup = Lookup(LookupOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
-    await lookup.start()
-    async with ClientSession() as http:
+    async with lookup_daemon() as lookup, ClientSession() as http:
         made = Daemon(lookup, http)
         yield made
-    for registrar in made.registrars:
-        registrar.writer.close()
-    await lookup.stop()
+        for registrar in made.registrars:
+            registrar.writer.close()
 
 
 def primary(epoch: int) -> object:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -43,6 +44,21 @@ def as_daemon(
         await writer.wait_closed()
 
     return serve
+
+
+@asynccontextmanager
+async def bad_daemon(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Give this answer to each broker. Yields the address, and what brokers have said first."""
+    said: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.append(await reader.readline())
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
+        yield "{}:{}".format(*daemon.sockets[0].getsockname()), said
 
 
 async def test_a_closed_port_is_logged_once_and_so_is_its_end(
@@ -110,14 +126,21 @@ async def test_a_redirect_of_a_daemon_is_not_followed(caplog: pytest.LogCaptureF
 async def test_a_bad_answer_is_logged_in_words(
     answer: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(answer)
-        writer.close()
-        await writer.wait_closed()
+    async with bad_daemon(answer) as (address, _), Broker(lookupd_tcp_addresses=(address,)):
+        line = f"LOOKUPD({address}): cannot register: {why} (trying again)"
+        await until(lambda: line in caplog.messages)
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
-        address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
-        async with Broker(lookupd_tcp_addresses=(address,)):
-            line = f"LOOKUPD({address}): cannot register: {why} (trying again)"
-            await until(lambda: line in caplog.messages)
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"broadcast_address": 5, "http_port": 4161}',
+        b'{"broadcast_address": "127.0.0.1", "http_port": null}',
+        b"[" * 100_000,
+    ],
+    ids=["address", "port", "deep"],
+)
+async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> None:
+    framed = len(answer).to_bytes(4) + answer
+    async with bad_daemon(framed) as (address, said), Broker(lookupd_tcp_addresses=(address,)):
+        await until(lambda: len(said) > 1)
