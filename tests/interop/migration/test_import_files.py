@@ -11,6 +11,8 @@ import os
 import random
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,10 @@ from martlet.migration.nsqd_folder import NsqdFolder
 from martlet.testing import BrokerProcess
 
 SEGMENT_BYTES = 1 << 16
+Queues = Mapping[str, Sequence[Message]]
+SAME = [Message(1, b"same"), Message(2, b"same")]
+ONE, OTHER = [Message(1, b"one")], [Message(1, b"other")]
+SOME = [message(n) for n in range(30)]
 
 
 @pytest.fixture
@@ -46,6 +52,21 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "martlet"
+
+
+def put(source: Path, queues: Queues, *bare: str, paused: str = "") -> None:
+    """Write queues, and a metadata file that names them and topics or channels without one."""
+    topics: dict[str, list[str]] = {}
+    for name in (*queues, *bare):
+        topic, _, channel = name.partition(":")
+        topics.setdefault(topic, []).extend([channel] if channel else [])
+    for name, messages in queues.items():
+        write_queue(source, name, messages)
+    write_metadata(source, topics, paused=paused.split())
+
+
+def numbered(end: int) -> list[Message]:
+    return [message(n) for n in range(end)]
 
 
 def imported(
@@ -106,39 +127,27 @@ def test_beyond_a_limit_more_is_stored_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(f"martlet.migration.layout.{limit}", value)
     chance = random.Random(3)
-    everything = [message(n) for n in range(200)]
-    channels = {
-        name: [m.tried(int(m.number % 9 == 0)) for m in everything if chance.random() < 0.5]
-        for name in "abcd"
-    }
-    for name, own in channels.items():
-        write_queue(source, f"t:{name}", own, per_file=20)
-    write_metadata(source, {"t": channels})
+    everything = [m.tried(int(m.number % 9 == 0)) for m in numbered(200)]
+    queues = {f"t:{name}": [m for m in everything if chance.random() < 0.5] for name in "abcd"}
+    put(source, queues)
     outcome = imported(source, data, max_copies=150)
     assert {"MAX_TRIED": "begin at attempt 1 again", "MAX_COMPARED_CHANNELS": "not compared"}.get(
         limit, ""
     ) in "".join(outcome.entry.report)
-    assert left_of(data, *(f"t:{name}" for name in channels)) == {
-        f"t:{name}": sorted_bodies(own) for name, own in channels.items()
-    }
+    assert left_of(data, *queues) == {name: sorted_bodies(own) for name, own in queues.items()}
 
 
 def test_seventy_channels(source: Path, data: Path) -> None:
-    everything = [message(n) for n in range(100)]
-    channels = {f"c{n}": everything[n:] for n in range(70)}
-    for name, own in channels.items():
-        write_queue(source, f"t:{name}", own)
-    write_queue(source, "t", [message(100)])
-    write_metadata(source, {"t": channels})
+    queues = {f"t:c{n}": numbered(100)[n:] for n in range(70)}
+    put(source, {**queues, "t": [message(100)]})
     imported(source, data)
-    assert left_of(data, *(f"t:{name}" for name in channels)) == {
-        f"t:{name}": sorted_bodies([*own, message(100)]) for name, own in channels.items()
+    assert left_of(data, *queues) == {
+        name: sorted_bodies([*own, message(100)]) for name, own in queues.items()
     }
 
 
 def test_a_full_disk_is_reported_and_the_import_resumes_later(source: Path, data: Path) -> None:
-    write_queue(source, "t:a", [message(n) for n in range(100)])
-    write_metadata(source, {"t": "a"})
+    put(source, {"t:a": numbered(100)})
     code, _, error = import_now(source, data, f"--min-free-bytes={2**40}")
     assert (code, "(--min-free-bytes); what was imported stays" in error) == (1, True)
     assert import_now(source, data)[0] == 0
@@ -146,7 +155,7 @@ def test_a_full_disk_is_reported_and_the_import_resumes_later(source: Path, data
 
 
 def test_nested_channels_keep_their_order(source: Path, data: Path) -> None:
-    everything = [message(n) for n in range(500)]
+    everything = numbered(500)
     write_queue(source, "t:slow", everything)
     write_queue(source, "t:fast", everything, consumed=333, per_file=100)
     write_metadata(source, {"t": ["slow", "fast"]})
@@ -158,64 +167,50 @@ def test_nested_channels_keep_their_order(source: Path, data: Path) -> None:
 
 
 def test_attempts_are_kept_for_each_channel(source: Path, data: Path) -> None:
-    some = [message(n) for n in range(50)]
-    write_queue(source, "t:a", [m.tried(3) if m.number % 10 == 0 else m for m in some])
-    write_queue(source, "t:b", [m.tried(7) if m.number == 20 else m for m in some[15:]])
-    write_queue(source, "t:c", [])
-    write_metadata(source, {"t": "abc"})
+    some = numbered(50)
+    a = [m.tried(3) if m.number % 10 == 0 else m for m in some]
+    b = [m.tried(7) if m.number == 20 else m for m in some[15:]]
+    put(source, {"t:a": a, "t:b": b, "t:c": []})
     imported(source, data)
     result = Imported(data)
-    a = {g.body: g.attempts for g in result.left("t", "a")}
-    assert a == {m.body: 4 if m.number % 10 == 0 else 1 for m in some}
-    b = {g.body: g.attempts for g in result.left("t", "b")}
-    assert b == {m.body: 8 if m.number == 20 else 1 for m in some[15:]}
+    for name, own in (("a", a), ("b", b)):
+        attempts = {g.body: g.attempts for g in result.left("t", name)}
+        assert attempts == {m.body: m.attempts + 1 for m in own}
     assert result.left("t", "c") == []
     result.close()
 
 
-def test_the_same_body_published_twice_is_two_messages(source: Path, data: Path) -> None:
-    twice = [Message(1, b"same"), Message(2, b"same")]
-    write_queue(source, "t:a", twice)
-    write_queue(source, "t:b", [*twice, twice[0]])
-    write_metadata(source, {"t": "ab"})
+@pytest.mark.parametrize(
+    ("queues", "left"),
+    [
+        ({"t:a": SAME, "t:b": [*SAME, SAME[0]]}, (SAME, SAME)),
+        ({"t:a": ONE, "t:b": OTHER}, (ONE, OTHER)),
+        ({"t:a": [SOME[3].tried(2), *SOME[10:20]], "t": SOME, "t:b": []}, (SOME, SOME)),
+    ],
+    ids=["a body published twice", "an id with two bodies", "in the backlog and in a channel"],
+)
+def test_a_message_comes_as_often_as_it_was_published(
+    source: Path, data: Path, queues: Queues, left: tuple[list[Message], list[Message]]
+) -> None:
+    put(source, queues)
     imported(source, data)
-    assert left_of(data, "t:a", "t:b") == {"t:a": [b"same"] * 2, "t:b": [b"same"] * 2}
-
-
-def test_an_id_that_is_there_with_two_bodies_is_two_messages(source: Path, data: Path) -> None:
-    write_queue(source, "t:a", [Message(1, b"one")])
-    write_queue(source, "t:b", [Message(1, b"other")])
-    write_metadata(source, {"t": "ab"})
-    imported(source, data)
-    assert left_of(data, "t:a", "t:b") == {"t:a": [b"one"], "t:b": [b"other"]}
-
-
-def test_a_message_in_the_backlog_and_in_a_channel_comes_once(source: Path, data: Path) -> None:
-    some = [message(n) for n in range(30)]
-    write_queue(source, "t:a", [some[3].tried(2), *some[10:20]])
-    write_queue(source, "t", some)
-    write_metadata(source, {"t": "ab"})
-    imported(source, data)
-    assert left_of(data, "t:a", "t:b") == dict.fromkeys(("t:a", "t:b"), sorted_bodies(some))
+    assert [*left_of(data, "t:a", "t:b").values()] == [*map(sorted_bodies, left)]
 
 
 def test_a_backlog_waits_for_the_first_channel_or_for_the_topic_to_go_on(
     source: Path, data: Path
 ) -> None:
-    some = [message(n) for n in range(30)]
-    write_queue(source, "alone", some)
-    write_queue(source, "paused", some[10:])
-    write_queue(source, "paused:c", some[:10])
-    write_metadata(source, {"alone": (), "paused": "c", "nothing": ()}, paused=["paused"])
+    queues = {"alone": SOME, "paused": SOME[10:], "paused:c": SOME[:10]}
+    put(source, queues, "nothing", paused="paused")
     imported(source, data)
     result = Imported(data)
     alone = result.broker.topics["alone"]
     assert alone.depth == 30
     alone.channel("new")
-    assert [g.body for g in result.left("alone", "new")] == [m.body for m in some]
+    assert [g.body for g in result.left("alone", "new")] == [m.body for m in SOME]
     paused = result.broker.topics["paused"]
     assert (paused.paused, paused.depth) == (True, 20)
-    assert [g.body for g in result.left("paused", "c")] == [m.body for m in some[:10]]
+    assert [g.body for g in result.left("paused", "c")] == [m.body for m in SOME[:10]]
     paused.set_paused(False)
     paused.channels["c"].pump()
     assert paused.channels["c"].in_flight_count == 30
@@ -226,8 +221,7 @@ def test_a_backlog_waits_for_the_first_channel_or_for_the_topic_to_go_on(
 def test_a_second_run_says_that_it_was_done(
     source: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_queue(source, "t:a", [message(n) for n in range(10)])
-    write_metadata(source, {"t": "a"})
+    put(source, {"t:a": numbered(10)})
     arguments = [str(source), f"--data-path={data}", "--min-free-bytes=0"]
     assert main(arguments) == 0
     assert "1 topic, 10 messages stored; everything was read" in capsys.readouterr().out
@@ -240,8 +234,7 @@ def test_a_second_run_says_that_it_was_done(
 def test_a_topic_that_is_there_is_not_touched(
     source: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_queue(source, "t:a", [message(1)])
-    write_metadata(source, {"t": "a", "u": ""})
+    put(source, {"t:a": [message(1)]}, "u")
     arguments = [str(source), f"--data-path={data}", "--min-free-bytes=0"]
     assert main(arguments) == 0
     write_queue(source, "t:a", [message(1), message(2)])
@@ -250,16 +243,25 @@ def test_a_topic_that_is_there_is_not_touched(
     assert left_of(data, "t:a") == {"t:a": [message(1).body]}
 
 
-def test_a_folder_with_a_running_nsqd_is_refused(source: Path, data: Path) -> None:
-    write_metadata(source, {"t": "a"})
-    held = os.open(source, os.O_RDONLY)
+@contextmanager
+def nsqd_on(folder: Path) -> Iterator[None]:
+    held = os.open(folder, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
+        yield
+    finally:
+        os.close(held)
+
+
+def test_folders_in_use_are_refused(source: Path, data: Path) -> None:
+    put(source, {"t:a": []})
+    with nsqd_on(source):
         code, _, error = import_now(source, data)
         assert (code, "an nsqd runs on" in error) == (1, True)
         assert not data.exists()
-    finally:
-        os.close(held)
+    with BrokerProcess(data):
+        code, _, error = import_now(source, data)
+    assert (code, "in use by another broker" in error) == (1, True)
 
 
 def test_nsqds_folder_is_not_made_a_brokers(
@@ -272,18 +274,10 @@ def test_nsqds_folder_is_not_made_a_brokers(
     assert sorted(source.iterdir()) == before
 
 
-def test_a_folder_with_a_running_broker_is_refused(source: Path, data: Path) -> None:
-    write_metadata(source, {"t": "a"})
-    with BrokerProcess(data):
-        code, _, error = import_now(source, data)
-    assert (code, "in use by another broker" in error) == (1, True)
-
-
 def test_no_broker_starts_on_an_import_that_is_not_done(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_queue(source, "t:a", [message(n) for n in range(2000)])
-    write_metadata(source, {"t": "a"})
+    put(source, {"t:a": numbered(2000)})
 
     def killed(self: Importing) -> None:
         raise OSError("killed here")
@@ -320,11 +314,9 @@ def test_a_folder_without_nsqd_s_files_is_refused(
 
 @pytest.mark.parametrize("sudden", [False, True])
 async def test_a_broker_serves_imported_messages(source: Path, data: Path, sudden: bool) -> None:
-    some = [message(n) for n in range(1000)]
-    write_queue(source, "t:odd", [m.tried(m.number % 7 == 0) for m in some[1::2]])
-    write_queue(source, "t:late", some[500:])
-    write_queue(source, "t", [message(1000)])
-    write_metadata(source, {"t": ["odd", "late"]})
+    some = numbered(1000)
+    odd = [m.tried(m.number % 7 == 0) for m in some[1::2]]
+    put(source, {"t:odd": odd, "t:late": some[500:], "t": [message(1000)]})
     imported(source, data)
     with BrokerProcess(data, "--journal-interval=5ms") as broker:
         wire = await Wire.subscribed(broker.tcp_address, "t", "odd")
@@ -355,8 +347,14 @@ def report_of(source: Path, data: Path, *, bad: bool = False) -> list[str]:
     return imported(source, data, bad=bad).entry.report
 
 
+def reports(source: Path, data: Path, text: str, left: Iterable[int]) -> None:
+    """Have the import report something, and leave these messages."""
+    assert any(text in line for line in report_of(source, data))
+    assert kept(data) == list(left)
+
+
 def one_queue(source: Path, count: int = 100, **how: int | bool | None) -> Path:
-    paths = write_queue(source, "t:a", [message(n) for n in range(count)], **how)  # type: ignore[arg-type]
+    paths = write_queue(source, "t:a", numbered(count), **how)  # type: ignore[arg-type]
     write_metadata(source, {"t": "a"})
     return paths[-1]
 
@@ -395,9 +393,31 @@ def test_behind_a_corrupt_length_the_next_message_is_found(
 def test_zeros_at_the_end_are_reported(source: Path, data: Path) -> None:
     path = one_queue(source)
     path.write_bytes(path.read_bytes() + bytes(500))
-    report = report_of(source, data)
-    assert any("no message has the size 0" in line for line in report)
-    assert kept(data) == list(range(100))
+    reports(source, data, "no message has the size 0", range(100))
+
+
+def test_a_wrong_depth_is_reported_and_all_is_taken(source: Path, data: Path) -> None:
+    one_queue(source, depth=12)
+    reports(source, data, "its meta file says 12 messages, 100 were found", range(100))
+
+
+def test_messages_written_after_the_meta_file_are_imported(source: Path, data: Path) -> None:
+    path = one_queue(source, count=80)
+    path.write_bytes(b"".join(m.record() for m in numbered(100)))
+    reports(source, data, "nsqd was killed", range(100))
+
+
+def test_a_missing_file_between_others_is_reported(source: Path, data: Path) -> None:
+    one_queue(source, per_file=20)
+    (source / "t:a.diskqueue.000002.dat").unlink()
+    left = [*range(40), *range(60, 100)]
+    reports(source, data, "000002.dat is missing, and had unread", left)
+
+
+def test_topics_are_found_by_their_files_without_nsqd_dat(source: Path, data: Path) -> None:
+    one_queue(source)
+    (source / "nsqd.dat").unlink()
+    reports(source, data, "nsqd.dat is missing", range(100))
 
 
 @pytest.mark.parametrize("text", [None, "", "what\nis,this\n"])
@@ -409,29 +429,6 @@ def test_without_meta_file_everything_is_taken(source: Path, data: Path, text: s
     assert "every message of the queue's 4 files is taken" in line
     assert ["was probably killed" in other for other in others] == [True] * (text is None)
     assert kept(data) == list(range(100))
-
-
-def test_a_wrong_depth_is_reported_and_all_is_taken(source: Path, data: Path) -> None:
-    one_queue(source, depth=12)
-    assert "its meta file says 12 messages, 100 were found" in report_of(source, data)[0]
-    assert kept(data) == list(range(100))
-
-
-def test_messages_written_after_the_meta_file_are_imported(source: Path, data: Path) -> None:
-    path = one_queue(source, count=80)
-    with open(path, "ab") as file:
-        file.write(b"".join(message(n).record() for n in range(80, 100)))
-    report = report_of(source, data)
-    assert any("nsqd was killed" in line for line in report)
-    assert kept(data) == list(range(100))
-
-
-def test_a_missing_file_between_others_is_reported(source: Path, data: Path) -> None:
-    one_queue(source, per_file=20)
-    (source / "t:a.diskqueue.000002.dat").unlink()
-    report = report_of(source, data)
-    assert any("000002.dat is missing, and had unread" in line for line in report)
-    assert kept(data) == [n for n in range(100) if not 40 <= n < 60]
 
 
 def test_a_file_that_was_given_up_is_reported_or_read(source: Path, data: Path) -> None:
@@ -477,13 +474,6 @@ def test_files_of_channels_that_nsqd_dat_does_not_know_are_taken(source: Path, d
     assert [line.split("'")[1] for line in report] == ["t:unknown", "u", "u:c"]
     body = message(1).body
     assert left_of(data, "t:unknown", "u:c") == {"t:unknown": [body], "u:c": [body]}
-
-
-def test_topics_are_found_by_their_files_without_nsqd_dat(source: Path, data: Path) -> None:
-    write_queue(source, "t:a", [message(1)])
-    report = report_of(source, data)
-    assert any("nsqd.dat is missing" in line for line in report)
-    assert kept(data) == [1]
 
 
 @pytest.mark.parametrize(

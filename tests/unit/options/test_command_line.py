@@ -1,3 +1,5 @@
+"""What Martlet's command lines and config files have, and say, that nsqd's have not."""
+
 import io
 import logging
 import re
@@ -8,60 +10,11 @@ import pytest
 
 from martlet.cli import start
 from martlet.cli.servers.broker import arguments, main
-from martlet.options import BrokerOptions, LogLevel, OptionError, TlsRequired
-from martlet.text import SECOND_NS
+from martlet.options import LogLevel, OptionError, TlsRequired
 
 
 def read(*argv: str) -> dict[str, Any]:
     return arguments().read(argv)[0]
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--tcp-address=1.2.3.4:5"],
-        ["-tcp-address=1.2.3.4:5"],
-        ["--tcp-address", "1.2.3.4:5"],
-        ["-tcp-address", "1.2.3.4:5"],
-        ["-tcp-address", "9.9.9.9:9", "--tcp-address=1.2.3.4:5"],
-    ],
-)
-def test_reads_the_forms_of_go(argv: list[str]) -> None:
-    assert read(*argv) == {"tcp_address": "1.2.3.4:5"}
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["-deflate"], True),
-        (["--deflate"], True),
-        (["-deflate=false"], False),
-        (["--deflate=0"], False),
-        (["--deflate=T"], True),
-    ],
-)
-def test_reads_true_and_false_as_go(argv: list[str], expected: bool) -> None:
-    assert read(*argv) == {"deflate": expected}
-
-
-def test_a_value_may_begin_with_a_dash_or_hold_an_equals_sign() -> None:
-    assert read("-log-prefix", "-x=y ") == {"log_prefix": "-x=y "}
-    assert read("-log-prefix=a=b") == {"log_prefix": "a=b"}
-
-
-def test_takes_deprecated_flags() -> None:
-    assert read("-verbose", "--verbose=false", "-worker-id=true", "-msg-timeout", "1m30s") == {
-        "msg_timeout_ns": 90 * SECOND_NS
-    }
-
-
-def test_lists_grow_and_percentiles_are_sorted() -> None:
-    assert read("-lookupd-tcp-address=a:1", "-lookupd-tcp-address", "b:2") == {
-        "lookupd_tcp_addresses": ("a:1", "b:2")
-    }
-    assert read(
-        "--e2e-processing-latency-percentile=0.5,0.99", "--e2e-processing-latency-percentile", "1"
-    ) == {"e2e_processing_latency_percentiles": (1.0, 0.99, 0.5)}
 
 
 @pytest.mark.parametrize(
@@ -76,11 +29,8 @@ def test_a_choice_with_true_in_it_may_stand_alone(argv: list[str], expected: Tls
     assert read(*argv) == {"tls_required": expected}
 
 
-def test_numbers_may_be_hexadecimal_and_sizes_have_units() -> None:
-    assert read("-max-rdy-count=0x10", "--max-msg-size", "2MiB") == {
-        "max_rdy_count": 16,
-        "max_msg_size": 2 << 20,
-    }
+def test_sizes_have_units() -> None:
+    assert read("--max-msg-size", "2MiB") == {"max_msg_size": 2 << 20}
 
 
 @pytest.mark.parametrize(
@@ -100,53 +50,6 @@ def test_numbers_may_be_hexadecimal_and_sizes_have_units() -> None:
 def test_a_wrong_flag_is_refused_with_a_reason(argv: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         read(*argv)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "nsqd.cfg"
-    path.write_text(
-        """
-log_level = "warn"
-id = 7
-tcp_address = "0.0.0.0:1"
-nsqlookupd_tcp_addresses = ["127.0.0.1:4160", "127.0.0.1:4161"]
-max_msg_timeout = "15m"
-msg_timeout = 1500
-max_msg_size = 1024768
-e2e_processing_latency_percentiles = [1.0, 0.99]
-tls_required = false
-tls_min_version = ""
-deflate = false
-http_adress = "x"
-verbose = true
-""",
-        encoding="utf-8",
-    )
-    return path
-
-
-def test_reads_the_config_file_of_nsqd(config: Path) -> None:
-    values, warnings = arguments().read([f"-config={config}"])
-    options = BrokerOptions(**values)
-    assert options.log_level is LogLevel.WARN
-    assert options.node_id == 7
-    assert options.lookupd_tcp_addresses == ("127.0.0.1:4160", "127.0.0.1:4161")
-    assert options.max_msg_timeout_ns == 900 * SECOND_NS
-    assert options.msg_timeout_ns == 1_500_000_000
-    assert options.max_msg_size == 1024768
-    assert options.e2e_processing_latency_percentiles == (1.0, 0.99)
-    assert options.tls_required is TlsRequired.NO
-    assert options.deflate is False
-    assert warnings == [
-        f"{config}: there is no option http_adress, it is ignored; did you mean http_address?"
-    ]
-
-
-def test_the_command_line_goes_before_the_file(config: Path) -> None:
-    values = read("-tcp-address=127.0.0.1:9", "-config", str(config))
-    assert values["tcp_address"] == "127.0.0.1:9"
-    assert values["node_id"] == 7
 
 
 @pytest.mark.parametrize(
@@ -195,11 +98,6 @@ def test_a_key_named_like_its_flag_gets_the_right_name(
     values, warnings = arguments().read(["-config", str(path)])
     assert values == {}
     assert warnings == [f"{path}: there is no option {typed}, it is ignored; did you mean {meant}?"]
-
-
-def test_says_that_the_file_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="No such file"):
-        read(f"--config={tmp_path / 'none.cfg'}")
 
 
 def test_help_explains_flags_without_effect(
