@@ -6,23 +6,24 @@ import asyncio
 import json
 import logging
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import jinja2
 import pytest
 from jinja2.bccache import Bucket, BytecodeCache
+from yarl import URL
 
 from martlet.client import Producer
 from martlet.console.server import AdminServer
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions
 from martlet.options.admin import AdminOptions
-from martlet.testing import Broker
+from martlet.testing import Broker, BrokerProcess
 
 INTERVAL_NS = 100_000_000
 """The least that the option allows: tests wait for looks."""
@@ -47,6 +48,14 @@ class Compiled(BytecodeCache):
 COMPILED = Compiled()
 
 
+class Answer(NamedTuple):
+    """What a page answers."""
+
+    status: int
+    text: str
+    headers: Mapping[str, str]
+
+
 class Page:
     """A running page, and a client of it.
 
@@ -59,6 +68,14 @@ class Page:
         self.server = server
         self.session = session
         self.url = f"http://{server.address}{server.options.prefix}"
+
+    async def ask(self, method: str, path: str, data: Any = None, **headers: str) -> Answer:
+        """Send a request whose path is encoded, and follow no redirect."""
+        url = URL(self.url + path, encoded=True)
+        async with self.session.request(
+            method, url, data=data, headers=headers, allow_redirects=False
+        ) as answer:
+            return Answer(answer.status, await answer.text(), answer.headers)
 
     async def get(self, path: str, status: int = 200) -> str:
         """Return a page, which is answered with that status."""
@@ -106,11 +123,12 @@ async def until(regions: AsyncIterator[str], text: str) -> str:
 
 @asynccontextmanager
 async def page_of(
-    brokers: Sequence[str] = (), *, lookup: str = "", **options: Any
+    brokers: Sequence[str | Broker | BrokerProcess] = (), *, lookup: str = "", **options: Any
 ) -> AsyncIterator[Page]:
-    """Start the page for brokers, by their HTTP addresses, or for a lookup daemon."""
+    """Start the page for brokers, some by their HTTP addresses, or for a lookup daemon."""
+    addresses = [one if isinstance(one, str) else one.http_address for one in brokers]
     settings = AdminOptions(
-        nsqd_http_addresses=tuple(brokers),
+        nsqd_http_addresses=tuple(addresses),
         lookupd_http_addresses=(lookup,) if lookup else (),
         **{"http_address": LOOPBACK, "poll_interval_ns": INTERVAL_NS, **options},
     )
@@ -145,6 +163,17 @@ async def broker_of(count: int, *, lookup: str = "") -> AsyncIterator[Broker]:
         await change(broker.http_address, "/channel/create?topic=orders&channel=work")
         await publish(broker, "orders", count)
         yield broker
+
+
+@asynccontextmanager
+async def looked_up(count: int, **options: Any) -> AsyncIterator[tuple[Lookup, Broker, Page]]:
+    """A lookup daemon, a broker with so many messages that it knows, and a page that asks it."""
+    async with (
+        lookup_daemon() as lookup,
+        broker_of(count, lookup=lookup.tcp_address) as broker,
+        page_of(lookup=lookup.http_address, **options) as page,
+    ):
+        yield lookup, broker, page
 
 
 @asynccontextmanager

@@ -83,9 +83,8 @@ async def brokers() -> AsyncIterator[list[Broker]]:
 async def page(
     brokers: list[Broker], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Page]:
-    addresses = [broker.http_address for broker in brokers]
     jobs = (job_page(tmp_path_factory.mktemp("jobs")),)
-    async with page_of(addresses, job_pages=jobs) as page:
+    async with page_of(brokers, job_pages=jobs) as page:
         yield page
 
 

@@ -71,7 +71,7 @@ async def test_a_rate_is_right_within_seconds() -> None:
     """
     async with (
         broker_of(0) as broker,
-        page_of([broker.http_address], poll_interval_ns=1_000_000_000) as page,
+        page_of([broker], poll_interval_ns=1_000_000_000) as page,
         playwright.async_playwright() as started,
     ):
         browser = await started.chromium.launch(

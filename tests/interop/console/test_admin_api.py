@@ -8,83 +8,24 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 
 import pytest
-from tests.interop.broker.topic_cases import Stage, id_of
-from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
+from tests.interop.asking import ask, until
+from tests.interop.broker.topic_cases import Stage
+from tests.interop.console.http_servers import NEEDS_NSQADMIN, TOOLS, HttpServer, some_traffic
+from tests.interop.nsqd_process import NsqdProcess
 
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
-from martlet.text import go_json
 
-TOOLS = Path(NSQD).parent if NSQD else Path("/nowhere")
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(
-        not (TOOLS / "nsqadmin").exists(), reason=f"no nsqadmin beside nsqd: {NO_NSQD}"
-    ),
-]
-START_S = 60.0
+pytestmark = [pytest.mark.interop, NEEDS_NSQADMIN]
 _VARY = ("connected", "connect_ts", "average", "value", "min", "max")
-
-
-class Server:
-    """A process that answers HTTP."""
-
-    def __init__(self, *command: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        self._command = [*command, f"--http-address={self.address}"]
-
-    @contextmanager
-    def running(self) -> Iterator[Server]:
-        """Run it until the end of the block."""
-        process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            deadline_s = time.monotonic() + START_S
-            while True:
-                try:
-                    if self.ask("GET", "/ping")[0] == 200:
-                        break
-                except (URLError, ConnectionError):
-                    assert time.monotonic() < deadline_s, f"{self._command[0]} does not listen"
-                    assert process.poll() is None, f"{self._command} has ended"
-                    time.sleep(0.02)
-            yield self
-        finally:
-            process.terminate()
-            process.wait()
-
-    def ask(self, method: str, path: str, body: object = None, **headers: str) -> list[Any]:
-        """Return the status and the answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else None
-        request = urllib.request.Request(
-            f"http://{self.address}{path}", data=data, method=method, headers=headers
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                status, text = answer.status, answer.read().decode()
-        except HTTPError as error:
-            status, text = error.code, error.read().decode()
-        if text[:1] not in ("{", "[", '"'):
-            return [status, text]
-        fields = json.loads(text)
-        # Floats are written in other ways.
-        assert "e-" in text or text == go_json(fields), "as Go writes it"
-        return [status, fields]
 
 
 class Cluster:
@@ -94,7 +35,7 @@ class Cluster:
         python = (sys.executable, "-m", "martlet")
         flags = ["--e2e-processing-latency-percentile=1.0,0.5", "--broadcast-address=127.0.0.1"]
         self.tcp = f"127.0.0.1:{free_port()}"
-        self.lookup = Server(str(TOOLS / "nsqlookupd"), f"--tcp-address={self.tcp}")
+        self.lookup = HttpServer(str(TOOLS / "nsqlookupd"), f"--tcp-address={self.tcp}")
         if has_lookup:
             stack.enter_context(self.lookup.running())
             flags.append(f"--lookupd-tcp-address={self.tcp}")
@@ -106,15 +47,14 @@ class Cluster:
             if has_lookup
             else [f"--nsqd-http-address={broker.http_address}" for broker in self.brokers]
         )
-        self.theirs = stack.enter_context(Server(str(TOOLS / "nsqadmin"), *where, *more).running())
-        self.ours = stack.enter_context(Server(*python, "admin", *where, *more).running())
+        self.theirs, self.ours = (
+            stack.enter_context(HttpServer(*command, *where, *more).running())
+            for command in ((str(TOOLS / "nsqadmin"),), (*python, "admin"))
+        )
 
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until something holds."""
-        deadline_s = time.monotonic() + START_S
-        while not holds():
-            assert time.monotonic() < deadline_s, what
-            time.sleep(0.02)
+    def registered(self, *topics: str, count: int = 2) -> None:
+        """Wait until the lookup daemon names so many brokers of each topic."""
+        until(lambda: all(len(_producers(self, topic)) == count for topic in topics))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["lookup", "named"])
@@ -122,31 +62,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with ExitStack() as stack:
         cluster = Cluster(stack, has_lookup=request.param)
         for broker in cluster.brokers:
-            _traffic(Stage(broker, stack))
+            some_traffic(Stage(broker, stack))
         if request.param:
             cluster.lookup.ask("POST", "/topic/create?topic=inactive")
             cluster.lookup.ask("POST", "/channel/create?topic=inactive&channel=old")
-            cluster.wait(
-                lambda: all(len(_producers(cluster, topic)) == 2 for topic in ("orders", "quiet")),
-                "brokers did not register",
-            )
+            cluster.registered("orders", "quiet")
         yield cluster
-
-
-def _traffic(stage: Stage) -> None:
-    consumer = stage.consumer("orders", "billing", ready=3)
-    stage.post("/channel/create", topic="orders", channel="audit")
-    stage.post("/channel/pause", topic="orders", channel="audit")
-    for _ in range(6):
-        stage.post("/pub", b"abc", topic="orders")
-    held = [consumer.receive() for _ in range(3)]
-    consumer.send(b"RDY 0\nFIN " + id_of(held[0]) + b"\nREQ " + id_of(held[1]) + b" 60000\n")
-    stage.wait("orders", "billing", "deferred_count", 1)
-    stage.wait("orders", "billing", "depth", 3)
-    stage.wait("orders", "audit", "depth", 6)
-    stage.post("/topic/create", topic="quiet")
-    stage.post("/topic/pause", topic="quiet")
-    stage.post("/pub", b"kept", topic="quiet")
 
 
 def _same(value: Any, key: str = "") -> Any:
@@ -228,10 +149,7 @@ def _state(cluster: Cluster) -> Any:
     """Return what the brokers and the daemon have of the topics made."""
     differences = []
     for broker in cluster.brokers:
-        with urllib.request.urlopen(
-            f"http://{broker.http_address}/stats?format=json&include_clients=false"
-        ) as answer:
-            topics = json.load(answer)["topics"]
+        stats = ask(broker.http_address, "/stats?format=json&include_clients=false")
         differences.append(
             {
                 topic["topic_name"]: (
@@ -240,7 +158,7 @@ def _state(cluster: Cluster) -> Any:
                     {channel["channel_name"]: (channel["paused"], channel["depth"])
                      for channel in topic["channels"]},
                 )
-                for topic in topics
+                for topic in stats["topics"]
                 if topic["topic_name"].startswith("made")
             }
         )  # fmt: skip
@@ -268,18 +186,12 @@ def test_both_do_the_same(cluster: Cluster) -> None:
         for broker in cluster.brokers:
             for path in ("/topic/create?topic=made", "/channel/create?topic=made&channel=c",
                          "/topic/create?topic=made2"):  # fmt: skip
-                _post(broker, path)
+                ask(broker.http_address, path, "POST")
             for topic in ("made", "made2"):
-                _post(broker, f"/pub?topic={topic}", b"abc")
-        cluster.wait(
-            lambda: [page["made"][2]["c"][1] for page in _state(cluster)] == [1, 1],
-            "messages did not reach the channel",
-        )
+                ask(broker.http_address, f"/pub?topic={topic}", "POST", b"abc")
+        until(lambda: [page["made"][2]["c"][1] for page in _state(cluster)] == [1, 1])
         if cluster.ours.ask("GET", "/config/nsqlookupd_http_addresses")[1]:
-            cluster.wait(
-                lambda: all(len(_producers(cluster, topic)) == 2 for topic in ("made", "made2")),
-                "brokers did not register",
-            )
+            cluster.registered("made", "made2")
         for method, path, body in DEEDS:
             status, answer = page.ask(method, path, body)
             warned = isinstance(answer, dict) and bool(answer.get("message"))
@@ -300,20 +212,12 @@ def test_both_create_at_the_daemon_and_hide_a_broker(cluster: Cluster) -> None:
         assert page.ask("POST", "/api/topics", {"topic": name, "channel": "c"})[0] in (200, 502)
         assert cluster.lookup.ask("GET", f"/channels?topic={name}")[1] == {"channels": ["c"]}
         for broker in cluster.brokers:
-            _post(broker, f"/topic/create?topic=made{number}")
-        cluster.wait(
-            lambda number=number: len(_producers(cluster, f"made{number}")) == 2,  # type: ignore[misc]
-            "brokers did not register",
-        )
+            ask(broker.http_address, f"/topic/create?topic=made{number}", "POST")
+        cluster.registered(f"made{number}")
         node = cluster.brokers[number].http_address
-        assert page.ask("DELETE", f"/api/nodes/{node}", {"topic": f"made{number}"}) == [
-            200,
-            {"message": ""},
-        ]
-        cluster.wait(
-            lambda number=number: len(_producers(cluster, f"made{number}")) == 1,  # type: ignore[misc]
-            "the broker is still named",
-        )
+        answer = page.ask("DELETE", f"/api/nodes/{node}", {"topic": f"made{number}"})
+        assert answer == [200, {"message": ""}]
+        cluster.registered(f"made{number}", count=1)
         assert f"made{number}" not in _state(cluster)[number]
 
 
@@ -322,14 +226,6 @@ def _producers(cluster: Cluster, topic: str) -> list[Any]:
         "producers", []
     )
     return producers
-
-
-def _post(broker: BrokerProcess, path: str, body: bytes = b"") -> None:
-    request = urllib.request.Request(
-        f"http://{broker.http_address}{path}", data=body, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status == 200
 
 
 def _is_stopped(process_id: int) -> bool:
@@ -342,9 +238,9 @@ def test_both_warn_of_a_broker_that_does_not_answer() -> None:
     with ExitStack() as stack:
         cluster = Cluster(stack, "--http-client-request-timeout=1s", has_lookup=True)
         for broker in cluster.brokers:
-            _post(broker, "/topic/create?topic=orders")
-            _post(broker, "/channel/create?topic=orders&channel=c")
-        cluster.wait(lambda: len(_producers(cluster, "orders")) == 2, "brokers did not register")
+            ask(broker.http_address, "/topic/create?topic=orders", "POST")
+            ask(broker.http_address, "/channel/create?topic=orders&channel=c", "POST")
+        cluster.registered("orders")
         for broker in cluster.brokers:
             # nsqlookupd goes on naming it, since its connection stays.
             process = broker._process
@@ -352,7 +248,7 @@ def test_both_warn_of_a_broker_that_does_not_answer() -> None:
             process.send_signal(signal.SIGSTOP)
             stack.callback(process.send_signal, signal.SIGCONT)
             # Until one thread takes the signal, the others go on.
-            cluster.wait(partial(_is_stopped, process.pid), "a stopped broker goes on")
+            until(partial(_is_stopped, process.pid))
             for path in ("/api/topics/orders", "/api/topics/orders/c", "/api/counter"):
                 theirs, ours = (page.ask("GET", path) for page in (cluster.theirs, cluster.ours))
                 assert ours[0] == theirs[0], path

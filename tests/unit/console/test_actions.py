@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
-import re
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from tests.admin_page import (
@@ -16,13 +12,13 @@ from tests.admin_page import (
     change,
     consumer_of,
     counts,
-    lookup_daemon,
+    looked_up,
     page_of,
     publish,
 )
+from tests.unit.console.pages.asking import ask, notice_of
 
 from martlet.client.admin.http import AdminHttp
-from martlet.console.pages import ACTIONS
 from martlet.testing import Broker
 
 HOUR_NS = 3_600_000_000_000
@@ -32,11 +28,6 @@ WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
 
 def url(broker: Broker) -> str:
     return f"http://{broker.http_address}"
-
-
-def notice(html: str) -> str:
-    (text,) = re.findall(r'<p class="notice" role="status">([^<]*)</p>', html)
-    return str(text)
 
 
 async def channels(brokers: list[Broker]) -> list[dict[str, Any]]:
@@ -62,29 +53,28 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def post(page: Page, action: str, **fields: str) -> str:
     """Send the form of an action, and return what the next page would tell."""
-    form = {"action": action, **fields}
-    async with page.session.post(f"{page.url}/act", data=form, allow_redirects=False) as answer:
-        assert answer.status == 303, await answer.text()
-        return answer.headers["Location"].partition("notice=")[2].replace("+", " ")
+    answer = await page.ask("POST", "/act", {"action": action, **fields})
+    assert answer.status == 303, answer.text
+    return answer.headers["Location"].partition("notice=")[2].replace("+", " ")
 
 
 async def test_pause_and_unpause_a_channel(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("pause_channel", **WORK, back="/topics/orders/work")
-    assert notice(html) == "Channel work of orders was paused at 2 brokers"
+    assert notice_of(html) == "Channel work of orders was paused at 2 brokers"
     # Without JavaScript the page that follows is all that a user sees.
     assert html.count('<span class="tag">paused</span>') == 3
     assert [channel["paused"] for channel in await channels(brokers)] == [True, True]
     one = url(brokers[1])
     html = await page.act("unpause_channel", **WORK, broker=one, back="/topics/orders/work")
-    assert notice(html) == f"Channel work of orders was unpaused at {brokers[1].http_address}"
+    assert notice_of(html) == f"Channel work of orders was unpaused at {brokers[1].http_address}"
     assert [channel["paused"] for channel in await channels(brokers)] == [True, False]
 
 
 async def test_pause_and_unpause_a_topic(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("pause_topic", **ORDERS, broker=url(brokers[0]))
-    assert notice(html) == f"Topic orders was paused at {brokers[0].http_address}"
+    assert notice_of(html) == f"Topic orders was paused at {brokers[0].http_address}"
     assert [(await counts(broker, "orders"))["paused"] for broker in brokers] == [True, False]
-    assert notice(await page.act("unpause_topic", **ORDERS)) == (
+    assert notice_of(await page.act("unpause_topic", **ORDERS)) == (
         "Topic orders was unpaused at 2 brokers"
     )
     assert [(await counts(broker, "orders"))["paused"] for broker in brokers] == [False, False]
@@ -96,46 +86,32 @@ async def test_a_pause_is_one_request_to_each_broker_that_has_it(
     brokers: list[Broker], requests: list[str], verb: str, kind: str
 ) -> None:
     first, second = brokers
-    await change(first.http_address, "/topic/create?topic=alone")
+    for path in ("/topic/create?topic=alone", "/channel/create?topic=alone&channel=work"):
+        await change(first.http_address, path)
     for broker in brokers:
         await change(broker.http_address, "/topic/create?topic=halved")
     await change(second.http_address, "/channel/create?topic=halved&channel=work")
-    await change(first.http_address, "/channel/create?topic=alone&channel=work")
-    action, path = f"{verb}_{kind}", f"/{kind}/{verb}"
-    addresses = [broker.http_address for broker in brokers]
-    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+    async with page_of(brokers, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/orders")
-        requests.clear()
-        assert (
-            await post(page, action, **WORK)
-            == f"{subject(kind, 'orders')} was {verb}d at 2 brokers"
-        )
-        assert sorted(requests) == sorted(f"POST {url(broker)}{path}" for broker in brokers)
-        requests.clear()
-        text = await post(page, action, **WORK, broker=url(second))
-        assert text == f"{subject(kind, 'orders')} was {verb}d at {second.http_address}"
-        assert requests == [f"POST {url(second)}{path}"]
-        requests.clear()
-        text = await post(page, action, topic="alone", channel="work")
-        assert text == f"{subject(kind, 'alone')} was {verb}d at {first.http_address}"
-        assert requests == [f"POST {url(first)}{path}"]
-        if kind == "channel":
+        for topic, fields, asked in (
+            ("orders", {}, brokers),
+            ("orders", {"broker": url(second)}, [second]),
+            ("alone", {}, [first]),
+            ("halved", {}, brokers if kind == "topic" else [second]),
+        ):
             requests.clear()
-            await post(page, action, topic="halved", channel="work")
-            assert requests == [f"POST {url(second)}{path}"]
-        assert page.server.site.audit.entries[-1].action == action
-
-
-def subject(kind: str, topic: str) -> str:
-    return f"Channel work of {topic}" if kind == "channel" else f"Topic {topic}"
+            text = await post(page, f"{verb}_{kind}", **{**WORK, "topic": topic}, **fields)
+            subject = f"Channel work of {topic}" if kind == "channel" else f"Topic {topic}"
+            where = "2 brokers" if len(asked) == 2 else asked[0].http_address
+            assert text == f"{subject} was {verb}d at {where}"
+            assert sorted(requests) == sorted(f"POST {url(one)}/{kind}/{verb}" for one in asked)
+        assert page.server.site.audit.entries[-1].action == f"{verb}_{kind}"
 
 
 async def test_a_lookup_daemon_says_which_broker_gets_a_pause(requests: list[str]) -> None:
     async with (
-        lookup_daemon() as lookup,
-        broker_of(3, lookup=lookup.tcp_address) as broker,
+        looked_up(3, poll_interval_ns=HOUR_NS) as (lookup, broker, page),
         Broker(broadcast_address="127.0.0.1", lookupd_tcp_addresses=(lookup.tcp_address,)),
-        page_of(lookup=lookup.http_address, poll_interval_ns=HOUR_NS) as page,
     ):
         await page.get("/topics")
         requests.clear()
@@ -146,20 +122,17 @@ async def test_a_lookup_daemon_says_which_broker_gets_a_pause(requests: list[str
         ]
 
 
-async def test_a_broker_that_got_the_topic_by_the_page_is_paused_too(
-    brokers: list[Broker],
-) -> None:
+async def test_a_broker_that_got_the_topic_by_the_page_is_paused_too(brokers: list[Broker]) -> None:
     await change(brokers[0].http_address, "/topic/create?topic=new")
-    addresses = [broker.http_address for broker in brokers]
-    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+    async with page_of(brokers, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/new")
         await post(page, "create_topic", topic="new")
-        assert await post(page, "pause_topic", topic="new") == "Topic new was paused at 2 brokers"
+        text = await post(page, "pause_topic", topic="new")
+        assert text == "Topic new was paused at 2 brokers"
 
 
 async def test_a_topic_that_no_look_has_seen_is_paused(brokers: list[Broker]) -> None:
-    addresses = [broker.http_address for broker in brokers]
-    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+    async with page_of(brokers, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics")
         await change(brokers[1].http_address, "/topic/create?topic=new")
         text = await post(page, "pause_topic", topic="new")
@@ -167,11 +140,7 @@ async def test_a_topic_that_no_look_has_seen_is_paused(brokers: list[Broker]) ->
 
 
 async def test_a_form_may_name_a_broker_that_no_look_has_seen() -> None:
-    async with (
-        lookup_daemon() as lookup,
-        broker_of(1, lookup=lookup.tcp_address),
-        page_of(lookup=lookup.http_address, poll_interval_ns=HOUR_NS) as page,
-    ):
+    async with looked_up(1, poll_interval_ns=HOUR_NS) as (lookup, _, page):
         await page.get("/topics")
         async with broker_of(1, lookup=lookup.tcp_address) as later:
             text = await post(page, "pause_topic", **ORDERS, broker=url(later))
@@ -181,8 +150,7 @@ async def test_a_form_may_name_a_broker_that_no_look_has_seen() -> None:
 async def test_what_removes_no_message_reads_no_counts(
     brokers: list[Broker], requests: list[str]
 ) -> None:
-    addresses = [broker.http_address for broker in brokers]
-    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+    async with page_of(brokers, poll_interval_ns=HOUR_NS) as page:
         await page.get("/topics/orders")
         requests.clear()
         await post(page, "publish_message", **ORDERS, body="x")
@@ -196,7 +164,7 @@ async def test_what_removes_no_message_reads_no_counts(
 
 async def test_empty_a_channel(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("empty_channel", **WORK, broker=url(brokers[0]))
-    assert notice(html) == (
+    assert notice_of(html) == (
         f"Channel work of orders was emptied at {brokers[0].http_address};"
         " it can be undone on the page of the channel"
     )
@@ -209,7 +177,7 @@ async def test_empty_a_topic_leaves_its_channels(page: Page, brokers: list[Broke
     await change(brokers[0].http_address, "/topic/create?topic=new")
     await publish(brokers[0], "new", 4)
     html = await page.act("empty_topic", topic="new")
-    assert notice(html) == f"Topic new was emptied at {brokers[0].http_address}"
+    assert notice_of(html) == f"Topic new was emptied at {brokers[0].http_address}"
     assert (await counts(brokers[0], "new"))["depth"] == 0
     await page.act("empty_topic", **ORDERS)
     assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
@@ -217,25 +185,26 @@ async def test_empty_a_topic_leaves_its_channels(page: Page, brokers: list[Broke
 
 async def test_delete_a_channel_and_a_topic(page: Page, brokers: list[Broker]) -> None:
     back = "/topics/orders/work"
+    await page.act("delete_channel", **WORK, typed="orders / work", broker=url(brokers[0]))
+    assert [len((await counts(one, "orders"))["channels"]) for one in brokers] == [0, 1]
     html = await page.act("delete_channel", **WORK, typed="orders / work", back=back)
-    assert notice(html) == "Channel work of orders was deleted at 2 brokers"
+    assert notice_of(html) == f"Channel work of orders was deleted at {brokers[1].http_address}"
     assert "<h1>Topic orders" in html
     assert [(await counts(broker, "orders"))["channels"] for broker in brokers] == [[], []]
     html = await page.act("delete_topic", **ORDERS, typed="orders", back="/topics/orders?q=a")
-    assert notice(html) == "Topic orders was deleted at 2 brokers"
+    assert notice_of(html) == "Topic orders was deleted at 2 brokers"
     assert "<h1>Topics</h1>" in html
     assert [await counts(broker, "orders") for broker in brokers] == [{}, {}]
 
 
 async def test_create_a_topic_and_a_channel(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("create_topic", topic="new", queues="3", back="/topics")
-    assert notice(html) == "Topic new was created at 2 brokers"
+    assert notice_of(html) == "Topic new was created at 2 brokers"
     assert [len((await counts(broker, "new"))["queues"]) for broker in brokers] == [3, 3]
     html = await page.act("create_channel", topic="new", channel="c#ephemeral", back="/topics/new")
-    assert notice(html) == "Channel c#ephemeral of new was created at 2 brokers"
+    assert notice_of(html) == "Channel c#ephemeral of new was created at 2 brokers"
     assert 'href="/topics/new/c%23ephemeral"' in html
     assert "<h1>" in await page.get("/topics/new/c%23ephemeral")
-    await page.act("create_topic", 400, topic="new", queues="many")
 
 
 async def test_publish_a_message(page: Page, brokers: list[Broker]) -> None:
@@ -243,40 +212,20 @@ async def test_publish_a_message(page: Page, brokers: list[Broker]) -> None:
         "publish_message", **ORDERS, broker=url(brokers[1]), body="Grüße", tag="red", keys="k1 k2",
         headers="a: b\n\nc:d", order_key="o",
     )  # fmt: skip
-    assert notice(html) == f"A message was published to orders at {brokers[1].http_address}"
+    assert notice_of(html) == f"A message was published to orders at {brokers[1].http_address}"
     assert [channel["depth"] for channel in await channels(brokers)] == [3, 3]
     await page.act("publish_message", **ORDERS, broker=url(brokers[1]), body="x", defer="1h")
     assert [channel["depth"] for channel in await channels(brokers)] == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"body": ""}, "at least one byte"),
-        ({"body": "x", "headers": "no colon"}, "this line is &#39;no colon&#39;"),
-        ({"body": "x", "defer": "soon"}, "deliver in:"),
-        ({"body": "x", "defer": "-1s"}, "deliver in:"),
-        ({"body": "x", "tag": "a\0b"}, "a\\x00b&#39; has characters"),
-        ({"body": "x", "order_key": "a\r\nX-Evil: 1"}, "has characters"),
-        ({"body": "x", "headers": "a\x7f: b"}, "has characters"),
-    ],
-)
-async def test_a_message_that_cannot_be_published(
-    page: Page, brokers: list[Broker], fields: dict[str, str], problem: str
-) -> None:
-    assert problem in await page.act("publish_message", 400, **ORDERS, **fields)
-    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
-
-
 async def test_several_topics_at_once(page: Page, brokers: list[Broker]) -> None:
     for name in ("a", "b"):
         await change(brokers[0].http_address, f"/topic/create?topic={name}")
-    query = urlencode({"action": "pause_topic", "topics": ["a", "b"]}, doseq=True)
-    preview = await page.get(f"/confirm?{query}")
+    preview = await ask(page, "pause_topic", topics=["a", "b"])
     assert "Pause 2 topics on 1 broker" in preview
     assert "a, b" in preview
     html = await page.act("pause_topic", topics=["a", "none", "b"], back="/topics")
-    assert notice(html).startswith(
+    assert notice_of(html).startswith(
         f"Topic b was paused at {brokers[0].http_address}, and so was 1 other topic,"
         " but 1 topic failed:"
     )
@@ -288,15 +237,13 @@ async def test_several_topics_at_once(page: Page, brokers: list[Broker]) -> None
 
 
 async def test_confirmations_have_the_numbers(page: Page, brokers: list[Broker]) -> None:
-    one = urlencode({**WORK, "action": "empty_channel", "broker": url(brokers[0])})
-    everywhere = urlencode({**WORK, "action": "empty_channel"})
-    topic = urlencode({**ORDERS, "action": "delete_topic"})
     async with consumer_of(brokers[0], client_id="c"), consumer_of(brokers[1], client_id="d"):
-        preview = await page.get(f"/confirm?{one}")
+        preview = await ask(page, "empty_channel", **WORK, broker=url(brokers[0]))
         assert f"Empty 3 messages on {brokers[0].http_address}</button>" in preview
         assert 'name="typed"' not in preview
-        assert "Empty 5 messages on 2 brokers</button>" in await page.get(f"/confirm?{everywhere}")
-        preview = await page.get(f"/confirm?{topic}")
+        everywhere = await ask(page, "empty_channel", **WORK)
+        assert "Empty 5 messages on 2 brokers</button>" in everywhere
+        preview = await ask(page, "delete_topic", **ORDERS)
     assert "Delete topic orders with 5 messages on 2 brokers</button>" in preview
     assert "1 channel and all policies are deleted, too" in preview
     assert "<code>orders</code>" in preview
@@ -306,10 +253,10 @@ async def test_confirmations_have_the_numbers(page: Page, brokers: list[Broker])
 async def test_a_count_that_grew_while_a_user_read_it_wants_the_name(
     page: Page, brokers: list[Broker]
 ) -> None:
-    preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+    preview = await ask(page, "empty_channel", **WORK)
     assert 'name="typed"' not in preview
     await publish(brokers[0], "orders", 996)
-    preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+    preview = await ask(page, "empty_channel", **WORK)
     assert "Empty 1,001 messages on 2 brokers</button>" in preview
     assert 'name="typed" required' in preview
     refused = await page.act("empty_channel", 400, **WORK)
@@ -337,7 +284,7 @@ async def test_a_name_that_is_none_is_refused(page: Page, name: str) -> None:
     assert "<script>" not in shown
     assert "no name of a topic" in shown or name == ""
     await page.act("create_channel", 400, topic="orders", channel=name)
-    await page.get(f"/confirm?{urlencode({'action': 'delete_topic', 'topic': name})}", 400)
+    await ask(page, "delete_topic", 400, topic=name)
 
 
 @pytest.mark.parametrize(
@@ -348,20 +295,10 @@ async def test_no_token_goes_to_an_address_that_a_form_makes_up(page: Page, brok
 
 
 async def test_other_forms_that_are_wrong(page: Page) -> None:
-    assert "there is no action &#39;explode&#39;" in await page.act("explode", 400, **ORDERS)
-    assert "no topic was chosen" in await page.act("pause_topic", 400)
-    many = [f"t{number}" for number in range(501)]
-    assert "the maximum is 500" in await page.act("pause_topic", 400, topics=many)
-    assert "asks no lookup daemon" in await page.act("register", 400, topic="new")
     with open("/dev/null", "rb") as file:
-        answer = await page.session.post(f"{page.url}/act", data={"action": file})
-    async with answer:
-        assert answer.status == 400
+        assert (await page.ask("POST", "/act", {"action": file})).status == 400
     large, kind = io.BytesIO(b"body=" + bytes(3 << 20)), "application/x-www-form-urlencoded"
-    async with page.session.post(
-        f"{page.url}/act", data=large, headers={"Content-Type": kind}
-    ) as answer:
-        assert answer.status == 413
+    assert (await page.ask("POST", "/act", large, **{"Content-Type": kind})).status == 413
     await page.act("pause_topic", 502, topic="unknown")
 
 
@@ -371,77 +308,48 @@ async def test_other_forms_that_are_wrong(page: Page) -> None:
      "\\\\evil.example", "/\t/evil.example", "evil", "/elsewhere/topics"],
 )  # fmt: skip
 async def test_a_form_leads_to_no_other_site(brokers: list[Broker], back: str) -> None:
-    async with page_of([brokers[0].http_address], base_path="/in") as page:
-        form = {"action": "pause_topic", **ORDERS, "back": back}
-        async with page.session.post(f"{page.url}/act", data=form, allow_redirects=False) as answer:
-            assert answer.status == 303
-            assert answer.headers["Location"].startswith("/in/?notice=")
+    async with page_of([brokers[0]], base_path="/in") as page:
+        answer = await page.ask("POST", "/act", {"action": "pause_topic", **ORDERS, "back": back})
+        assert answer.status == 303
+        assert answer.headers["Location"].startswith("/in/?notice=")
 
 
 async def test_a_broker_that_does_not_do_it_is_named(brokers: list[Broker]) -> None:
     addresses = [brokers[0].http_address, "127.0.0.1:1"]
     async with page_of(addresses) as page:
-        preview = await page.get("/confirm?action=empty_channel&topic=orders&channel=work")
+        preview = await ask(page, "empty_channel", **WORK)
         assert "Nothing happens at 127.0.0.1:1" in preview
-        text = notice(await page.act("pause_channel", **WORK))
+        text = notice_of(await page.act("pause_channel", **WORK))
     assert text.startswith(f"Channel work of orders was paused at {brokers[0].http_address}, but")
     assert "127.0.0.1:1: connection refused" in text
 
 
-async def test_those_who_may_not_act_are_refused(brokers: list[Broker], tmp_path: Path) -> None:
-    file = tmp_path / "audit"
-    addresses = [broker.http_address for broker in brokers]
-    async with page_of(addresses, admin_users=("ann",), audit_file=str(file)) as page:
-        for name in ACTIONS:
-            form: dict[str, Any] = {**WORK, "typed": "orders", "body": "x"}
-            assert "may not act" in await page.act(name, 403, **form)
-        await page.get("/confirm?action=empty_topic&topic=orders", 403)
-        page.session.headers["X-Forwarded-User"] = "ann"
-        await page.act("pause_channel", **WORK)
-        shown = await page.get("/audit?q=ann")
-    assert [channel["depth"] for channel in await channels(brokers)] == [3, 2]
-    (entry,) = [json.loads(line) for line in file.read_text().splitlines()]
-    assert (entry["action"], entry["user"], entry["result"]) == ("pause_channel", "ann", "done")
-    refused = (tmp_path / "audit.refused").read_text().splitlines()
-    assert {json.loads(line)["result"] for line in refused} == {"refused"}
-    assert "Channel work of orders was paused at 2 brokers" in shown
-
-
 async def test_a_lookup_daemons_topics() -> None:
-    async with (
-        lookup_daemon() as lookup,
-        broker_of(3, lookup=lookup.tcp_address) as broker,
-        page_of(lookup=lookup.http_address) as page,
-    ):
+    async with looked_up(3) as (_, broker, page):
         html = await page.act("register", topic="later", channel="", back="/lookup")
-        assert notice(html) == "Topic later was created at 1 lookup daemon"
+        assert notice_of(html) == "Topic later was created at 1 lookup daemon"
         assert '<th scope="row">later</th>' in html
         html = await page.act("register", topic="later", channel="first", back="/lookup")
-        assert notice(html) == "Channel first of later was created at 1 lookup daemon"
+        assert notice_of(html) == "Channel first of later was created at 1 lookup daemon"
         assert "<td>first</td>" in html
         html = await page.act("register", topic="orders", channel="more", back="/lookup")
-        assert notice(html) == "Channel more of orders was created at 1 broker and 1 lookup daemon"
+        assert notice_of(html).endswith("was created at 1 broker and 1 lookup daemon")
         after = (await counts(broker, "orders"))["channels"]
         assert "more" in {channel["channel_name"] for channel in after}
         html = await page.act("delete_topic", topic="later", typed="later", back="/lookup")
-        assert notice(html) == "Topic later was deleted at 1 lookup daemon"
+        assert notice_of(html) == "Topic later was deleted at 1 lookup daemon"
         assert "None: each topic that a daemon knows has a broker." in html
 
 
 async def test_a_broker_is_hidden_from_lookups() -> None:
-    async with (
-        lookup_daemon() as lookup,
-        broker_of(3, lookup=lookup.tcp_address) as broker,
-        page_of(lookup=lookup.http_address) as page,
-    ):
+    async with looked_up(3) as (lookup, broker, page):
         node = f"/nodes/{broker.http_address}"
         assert 'value="tombstone_topic_producer"' in await page.get(node)
         form: dict[str, Any] = {"topic": "orders", "broker": url(broker), "back": node}
-        query = urlencode({"action": "tombstone_topic_producer", **form})
-        preview = await page.get(f"/confirm?{query}")
+        preview = await ask(page, "tombstone_topic_producer", **form)
         assert f"Hide topic orders of {broker.http_address}</button>" in preview
         html = await page.act("tombstone_topic_producer", **form)
-        assert notice(html) == (
+        assert notice_of(html) == (
             f"Topic orders of {broker.http_address} was hidden at 1 lookup daemon"
         )
         assert not lookup.registry.producers("orders")

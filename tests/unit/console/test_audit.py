@@ -21,11 +21,9 @@ async def act(page: Page, *numbers: int) -> None:
         await page.act("create_topic", 502, topic=f"topic-{number}")
 
 
-async def refuse(page: Page, *hosts: str, status: int = 403) -> None:
+async def refuse(page: Page, *hosts: str) -> None:
     for number, host in enumerate(hosts):
-        path = f"{page.url}/topics/{number}"
-        async with page.session.get(path, headers={"Host": host}) as answer:
-            assert answer.status == status
+        assert (await page.ask("GET", f"/topics/{number}", Host=host)).status == 403
 
 
 def entries_in(path: Path) -> list[dict[str, Any]]:
@@ -36,6 +34,11 @@ def numbers_in(path: Path) -> list[int]:
     return [int(entry["topic"].removeprefix("topic-")) for entry in entries_in(path)]
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
 def page(file: Path, **options: Any) -> Any:
     return page_of(["127.0.0.1:1"], audit_file=str(file), **options)
 
@@ -44,8 +47,9 @@ async def shown(page: Page) -> list[int]:
     return [int(number) for number in re.findall(r"<td>topic-(\d+)", await page.get("/audit"))]
 
 
-async def test_the_file_is_rotated_by_size_and_old_ones_are_deleted(tmp_path: Path) -> None:
-    file = tmp_path / "audit.jsonl"
+async def test_the_file_is_rotated_by_size_and_old_ones_are_deleted(
+    tmp_path: Path, file: Path
+) -> None:
     async with page(file) as one:
         await act(one, 0)
     size = file.stat().st_size
@@ -62,9 +66,8 @@ async def test_the_file_is_rotated_by_size_and_old_ones_are_deleted(tmp_path: Pa
 
 
 async def test_the_page_shows_the_newest_over_all_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "audit.jsonl"
     async with page(file, max_audit_bytes=1, audit_backups=9) as one:
         await act(one, *range(6))
     monkeypatch.setattr("martlet.console.audit.MAX_SHOWN", 4)
@@ -72,8 +75,7 @@ async def test_the_page_shows_the_newest_over_all_files(
         assert await shown(one) == [5, 4, 3, 2]
 
 
-async def test_without_a_limit_there_is_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "audit.jsonl"
+async def test_without_a_limit_there_is_one_file(tmp_path: Path, file: Path) -> None:
     async with page(file, max_audit_bytes=0) as one:
         await act(one, *range(5))
     assert not [*tmp_path.glob("audit.jsonl.[0-9]")]
@@ -81,9 +83,8 @@ async def test_without_a_limit_there_is_one_file(tmp_path: Path) -> None:
 
 
 async def test_an_entry_is_kept_where_the_file_cannot_be_rotated(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "audit.jsonl"
     (tmp_path / "audit.jsonl.1" / "taken").mkdir(parents=True)
     async with page(file, max_audit_bytes=1, audit_backups=1) as one:
         await act(one, 1, 2)
@@ -91,8 +92,7 @@ async def test_an_entry_is_kept_where_the_file_cannot_be_rotated(
     assert "AUDIT: the file could not be rotated" in caplog.text
 
 
-async def test_a_line_that_was_cut_spoils_no_other(tmp_path: Path) -> None:
-    file = tmp_path / "audit.jsonl"
+async def test_a_line_that_was_cut_spoils_no_other(file: Path) -> None:
     file.write_text('{"action": "half')
     async with page(file) as one:
         await act(one, 1)
@@ -114,10 +114,9 @@ async def test_the_files_are_for_their_user_alone(tmp_path: Path) -> None:
 
 
 async def test_refusals_are_one_line_for_each_address_reason_and_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a client makes up, such as the host, is no other reason."""
-    file = tmp_path / "audit.jsonl"
     now_s = MINUTE
     monkeypatch.setattr("martlet.console.audit.time.time", lambda: now_s)
     async with page(file) as one:
@@ -126,10 +125,7 @@ async def test_refusals_are_one_line_for_each_address_reason_and_minute(
         await refuse(one, "evil.example")
         form = {"action": "create_topic", "topic": "t"}
         for site in ("cross-site", "same-site"):
-            async with one.session.post(
-                f"{one.url}/act", data=form, headers={"Sec-Fetch-Site": site}
-            ) as answer:
-                assert answer.status == 403
+            assert (await one.ask("POST", "/act", form, **{"Sec-Fetch-Site": site})).status == 403
         now_s = MINUTE + 60
         await refuse(one, "evil.example")
         text = await one.get("/audit")
@@ -146,11 +142,10 @@ async def test_refusals_are_one_line_for_each_address_reason_and_minute(
 
 
 async def test_a_flood_of_refusals_leaves_what_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any number of minutes, in memory, in the file and after the next start."""
     monkeypatch.setattr("martlet.console.audit.MAX_SHOWN", 3)
-    file = tmp_path / "audit.jsonl"
     now_s = MINUTE
     monkeypatch.setattr("martlet.console.audit.time.time", lambda: now_s)
     async with page(file, max_audit_bytes=1000, audit_backups=1) as one:
@@ -171,9 +166,8 @@ async def test_a_flood_of_refusals_leaves_what_was_done(
 
 
 async def test_refusals_in_the_file_of_an_earlier_version_take_no_place_of_actions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "audit.jsonl"
     async with page(file) as one:
         await act(one, 1)
     (entry,) = entries_in(file)
@@ -185,10 +179,17 @@ async def test_refusals_in_the_file_of_an_earlier_version_take_no_place_of_actio
         assert await shown(one) == [1]
 
 
-async def test_a_file_of_refusals_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("audit.jsonl", r"audit\.jsonl\.refused cannot be written: Is a directory"),
+        ("missing/audit", r"--audit-file=/.*/missing/audit cannot be written"),
+    ],
+)
+async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "audit.jsonl.refused").mkdir()
-    with pytest.raises(OSError, match=r"audit\.jsonl\.refused cannot be written: Is a directory"):
-        async with page(tmp_path / "audit.jsonl"):
+    with pytest.raises(OSError, match=why):
+        async with page(tmp_path / name):
             raise AssertionError
 
 

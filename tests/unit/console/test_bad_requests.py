@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from tests.admin_page import Page, broker_of, page_of
-from yarl import URL
+from tests.admin_page import Page
 
 FORM = "application/x-www-form-urlencoded"
 PARTS = "multipart/form-data; boundary=a"
@@ -14,18 +11,11 @@ FIELD = b'--a\r\nContent-Disposition: form-data; name="action"\r\n%b\r\nx\r\n--a
 DEEP = b"[" * 100_000
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
-        yield page
-
-
 async def ask(page: Page, method: str, path: str, body: bytes = b"", **headers: str) -> str:
     """Return the status and the text of an answer."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    url = URL(page.url + path, encoded=True)
-    async with page.session.request(method, url, data=body, headers=named) as answer:
-        return f"{answer.status} {await answer.text()}"
+    answer = await page.ask(method, path, body, **named)
+    return f"{answer.status} {answer.text}"
 
 
 @pytest.mark.parametrize(
@@ -41,15 +31,17 @@ async def ask(page: Page, method: str, path: str, body: bytes = b"", **headers: 
         (PARTS, FIELD % b"Content-Type: text/plain; charset=unknown\r\n"),
     ],
 )
-async def test_a_form_that_cannot_be_read_is_refused(page: Page, kind: str, body: bytes) -> None:
-    answer = await ask(page, "POST", "/act", body, Content_Type=kind)
+async def test_a_form_that_cannot_be_read_is_refused(
+    page_of_one: Page, kind: str, body: bytes
+) -> None:
+    answer = await ask(page_of_one, "POST", "/act", body, Content_Type=kind)
     assert answer.startswith("400 ")
     assert "the form cannot be read: " in answer
 
 
 @pytest.mark.parametrize("path", ["/act", "/api/topics"])
-async def test_a_body_that_is_compressed_wrongly_is_refused(page: Page, path: str) -> None:
-    answer = await ask(page, "POST", path, b"xx", Content_Type=FORM, Content_Encoding="gzip")
+async def test_a_body_that_is_compressed_wrongly_is_refused(page_of_one: Page, path: str) -> None:
+    answer = await ask(page_of_one, "POST", path, b"xx", Content_Type=FORM, Content_Encoding="gzip")
     assert answer.startswith("400 ")
     assert "the body of the request cannot be read: " in answer
 
@@ -64,27 +56,29 @@ async def test_a_body_that_is_compressed_wrongly_is_refused(page: Page, path: st
     ],
 )
 async def test_json_that_is_too_deep_is_refused(
-    page: Page, method: str, path: str, message: str
+    page_of_one: Page, method: str, path: str, message: str
 ) -> None:
-    answer = await ask(page, method, path, DEEP)
+    answer = await ask(page_of_one, method, path, DEEP)
     assert answer.startswith("400 ")
     assert message in answer
 
 
-async def test_names_in_an_address_are_checked(page: Page) -> None:
-    answer = await ask(page, "GET", "/groups/a%2fb/%ff")
+async def test_names_in_an_address_are_checked(page_of_one: Page) -> None:
+    answer = await ask(page_of_one, "GET", "/groups/a%2fb/%ff")
     assert answer.startswith("400 ")
     assert "topic &#39;a/b&#39; is not valid" in answer
 
 
-async def test_a_page_to_go_back_to_that_is_no_address_is_left_out(page: Page) -> None:
-    answer = await ask(page, "GET", "/confirm?action=delete_topic&topic=orders&back=//[")
+async def test_a_page_to_go_back_to_that_is_no_address_is_left_out(page_of_one: Page) -> None:
+    answer = await ask(page_of_one, "GET", "/confirm?action=delete_topic&topic=orders&back=//[")
     assert answer.startswith("200 ")
     assert 'href="/"' in answer
 
 
-async def test_an_origin_that_is_no_address_is_of_another_site(page: Page) -> None:
-    answer = await ask(page, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://[")
+async def test_an_origin_that_is_no_address_is_of_another_site(page_of_one: Page) -> None:
+    answer = await ask(
+        page_of_one, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://["
+    )
     assert answer.startswith("403 ")
 
 
@@ -99,10 +93,12 @@ async def test_an_origin_that_is_no_address_is_of_another_site(page: Page) -> No
         f"/transactions/{'x' * 256}",
     ],
 )
-async def test_a_number_a_time_or_an_id_that_is_too_long_is_refused(page: Page, path: str) -> None:
-    assert (await ask(page, "GET", path)).startswith("400 ")
+async def test_a_number_time_or_id_that_is_too_long_is_refused(
+    page_of_one: Page, path: str
+) -> None:
+    assert (await ask(page_of_one, "GET", path)).startswith("400 ")
 
 
-async def test_a_number_with_many_zeros_before_it_is_that_number(page: Page) -> None:
+async def test_a_number_with_many_zeros_before_it_is_that_number(page_of_one: Page) -> None:
     path = f"/dead/letters?topic=orders&channel=work&since_ms={'0' * 5000}5"
-    assert (await ask(page, "GET", path)).startswith("200 ")
+    assert (await ask(page_of_one, "GET", path)).startswith("200 ")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.admin_page import broker_of, consumer_of, lookup_daemon, page_of, two_brokers, until
+from tests.admin_page import Page, consumer_of, looked_up, lookup_daemon, page_of, until
 from tests.interop.certificates import Certificates
-from tests.unit.console.test_pages import text_of
+from tests.unit.console.pages.asking import text_of
 
 from martlet import __version__
 from martlet.client import Admin, Consumer
@@ -23,29 +21,24 @@ SIZE = r"[\d.]+ [kMGT]?B"
 MS = r"≤ [\d.]+ (?:ms|s)"
 
 
-async def test_a_broker_tells_its_version_disk_and_clients() -> None:
-    async with broker_of(3) as broker, page_of([broker.http_address]) as page:
-        async with consumer_of(broker, client_id="clerk-7"):
-            text = text_of(await page.get(f"/nodes/{broker.http_address}"))
-            assert f"Martlet {__version__}" in text
-            assert "1 client over TCP" in text
-            assert re.search(rf"{SIZE} of log", text)
-            assert re.search(rf"{SIZE} free on its disk; publishing is refused below {SIZE}", text)
-            assert re.search(rf"{SIZE} not flushed to the disk yet", text)
-        overview = text_of(await page.get("/"))
-        assert re.search(rf"{broker.http_address} healthy 0 0 3 1 {SIZE} {SIZE} ", overview)
+async def test_a_broker_tells_its_version_disk_and_clients(
+    page_of_one: Page, one_broker: Broker
+) -> None:
+    address = one_broker.http_address
+    async with consumer_of(one_broker, client_id="clerk-7"):
+        text = text_of(await page_of_one.get(f"/nodes/{address}"))
+        assert f"Martlet {__version__}" in text
+        assert "1 client over TCP" in text
+        assert re.search(rf"{SIZE} of log", text)
+        assert re.search(rf"{SIZE} free on its disk; publishing is refused below {SIZE}", text)
+        assert re.search(rf"{SIZE} not flushed to the disk yet", text)
+    overview = text_of(await page_of_one.get("/"))
+    assert re.search(rf"{address} healthy 0 0 3 1 {SIZE} {SIZE} ", overview)
 
 
 async def test_a_broker_tells_which_daemons_hide_it() -> None:
-    async with (
-        lookup_daemon() as daemon,
-        broker_of(1, lookup=daemon.tcp_address) as broker,
-        page_of(lookup=daemon.http_address) as page,
-        page.events("/") as regions,
-    ):
-        async for region in regions:
-            if broker.http_address in region:
-                break
+    async with looked_up(1) as (daemon, broker, page), page.events("/") as regions:
+        await until(regions, broker.http_address)
         path = f"/nodes/{broker.http_address}"
         assert f"Known to {daemon.http_address}." in text_of(await page.get(path))
         url = f"http://{broker.http_address}"
@@ -56,20 +49,10 @@ async def test_a_broker_tells_which_daemons_hide_it() -> None:
 
 @pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)], ids=["unknown", "trusted"])
 async def test_the_page_says_why_a_broker_gets_no_token(
-    tmp_path: Path, trusted: tuple[str, ...]
+    token_file: str, trusted: tuple[str, ...]
 ) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("0123456789abcdef")
-    async with (
-        lookup_daemon() as daemon,
-        broker_of(1, lookup=daemon.tcp_address) as broker,
-        page_of(
-            lookup=daemon.http_address,
-            operator_token_file=str(token_file),
-            trusted_brokers=trusted,
-        ) as page,
-        page.events("/") as regions,
-    ):
+    options = {"operator_token_file": token_file, "trusted_brokers": trusted}
+    async with looked_up(1, **options) as (_, broker, page), page.events("/") as regions:
         await until(regions, broker.http_address)
         text = text_of(await page.get(f"/nodes/{broker.http_address}"))
         assert ("token is sent to this broker" in text) is not bool(trusted)
@@ -84,40 +67,37 @@ def test_a_disk_is_low_where_the_alert_says_so(free: int, is_low: bool) -> None:
 
 
 async def test_a_broker_short_of_space_is_named_on_every_page(
-    monkeypatch: pytest.MonkeyPatch,
+    page_of_one: Page, one_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with broker_of(0) as broker, page_of([broker.http_address]) as page:
-        assert "of its disk left" not in await page.get("/")
-        monkeypatch.setattr(LogStats, "is_low", True)
-        for path in ("/", "/topics", "/nodes"):
-            text = text_of(await page.get(path))
-            assert f"{broker.http_address} has " in text
-            assert "of its disk left, and refuses messages below" in text
+    assert "of its disk left" not in await page_of_one.get("/")
+    monkeypatch.setattr(LogStats, "is_low", True)
+    for path in ("/", "/topics", "/nodes"):
+        text = text_of(await page_of_one.get(path))
+        assert f"{one_broker.http_address} has " in text
+        assert "of its disk left, and refuses messages below" in text
 
 
-async def test_a_group_has_its_mark() -> None:
-    async with broker_of(3) as broker, page_of([broker.http_address]) as page:
-        async with Admin(broker.http_address) as admin:
-            await admin.channels.create("orders", "billing")
-            await admin.channels.configure("orders", "billing", kind="offsets")
-        async with page.events("/topics/orders") as regions, asyncio.timeout(50):
-            region = text_of(await until(regions, ">group</span>"))
-        assert "billing group 0 0 0 " in region
-        assert "work 3 0 0 " in region
-        assert "/groups/orders/billing" in await page.get("/topics/orders/billing")
+async def test_a_group_has_its_mark(page_of_one: Page, one_broker: Broker) -> None:
+    async with Admin(one_broker.http_address) as admin:
+        await admin.channels.create("orders", "billing")
+        await admin.channels.configure("orders", "billing", kind="offsets")
+    async with page_of_one.events("/topics/orders") as regions:
+        region = text_of(await until(regions, ">group</span>"))
+    assert "billing group 0 0 0 " in region
+    assert "work 3 0 0 " in region
+    assert "/groups/orders/billing" in await page_of_one.get("/topics/orders/billing")
 
 
-async def test_a_channel_tells_how_long_messages_take() -> None:
-    async with two_brokers() as brokers, page_of([b.http_address for b in brokers]) as page:
-        assert "from publish to finish" not in text_of(await page.get("/topics/orders/work"))
-        for broker, count in zip(brokers, (3, 2), strict=True):
-            async with Consumer("orders", "work", broker.tcp_address) as consumer:
-                for _ in range(count):
-                    (await anext(consumer)).finish()
-        async with page.events("/topics/orders/work") as regions, asyncio.timeout(50):
-            async for region in regions:
-                if re.search(f"<b>{MS}, {MS}</b> from publish to finish", region):
-                    break
+async def test_a_channel_tells_how_long_messages_take(page: Page, brokers: list[Broker]) -> None:
+    assert "from publish to finish" not in text_of(await page.get("/topics/orders/work"))
+    for broker, count in zip(brokers, (3, 2), strict=True):
+        async with Consumer("orders", "work", broker.tcp_address) as consumer:
+            for _ in range(count):
+                (await anext(consumer)).finish()
+    async with page.events("/topics/orders/work") as regions:
+        async for region in regions:
+            if re.search(f"<b>{MS}, {MS}</b> from publish to finish", region):
+                break
 
 
 def test_latencies_of_several_brokers_are_added() -> None:
@@ -132,43 +112,24 @@ def test_latencies_of_several_brokers_are_added() -> None:
         first + FinishLatency(bounds_ms=(2.0,), counts=(0, 0))
 
 
-async def test_a_channel_is_deleted_at_one_broker_alone() -> None:
-    async with two_brokers() as brokers, page_of([b.http_address for b in brokers]) as page:
-        url = f"http://{brokers[0].http_address}"
-        where = {"topic": "orders", "channel": "work", "broker": url}
-        await page.act("delete_channel", typed="orders / work", status=200, **where)
-        async with Admin([broker.http_address for broker in brokers]) as admin:
-            answers = await admin.channels.list("orders")
-        assert [len(answer) for answer in answers.values.values()] == [0, 1]
-
-
-async def test_the_audit_is_exported_as_its_filter_says() -> None:
-    async with broker_of(0) as broker, page_of([broker.http_address]) as page:
-        await page.act("pause_topic", topic="orders")
-        await page.act("create_topic", topic="other")
-        assert "/audit/export?q=pause" in await page.get("/audit?q=pause")
-        lines = (await page.get("/audit/export?q=pause")).splitlines()
-        assert [json.loads(line)["action"] for line in lines] == ["pause_topic"]
-        assert "export_audit" in await page.get("/audit")
-
-
-async def test_an_export_can_be_forbidden() -> None:
-    async with page_of(["127.0.0.1:1"], export=False) as page:
-        assert "see --export" in await page.get("/audit/export", 403)
-        assert "/audit/export" not in await page.get("/audit")
+async def test_the_audit_is_exported_as_its_filter_says(page_of_one: Page) -> None:
+    await page_of_one.act("pause_topic", topic="orders")
+    await page_of_one.act("create_topic", topic="other")
+    assert "/audit/export?q=pause" in await page_of_one.get("/audit?q=pause")
+    lines = (await page_of_one.get("/audit/export?q=pause")).splitlines()
+    assert [json.loads(line)["action"] for line in lines] == ["pause_topic"]
+    assert "export_audit" in await page_of_one.get("/audit")
 
 
 @pytest.mark.parametrize("is_required", [True, False], ids=["https alone", "plain http too"])
 async def test_brokers_are_asked_in_plain_http_first_and_over_https_where_they_want_that(
-    tmp_path: Path, certificates: Certificates, is_required: bool
+    token_file: str, certificates: Certificates, is_required: bool
 ) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("0123456789abcdef")
     tls: dict[str, Any] = {
         "tls_cert": str(certificates.certificate),
         "tls_key": str(certificates.key),
         "tls_required": TlsRequired.YES if is_required else TlsRequired.NO,
-        "operator_token_file": str(token_file),
+        "operator_token_file": token_file,
     }
     async with (
         lookup_daemon() as daemon,
@@ -178,7 +139,7 @@ async def test_brokers_are_asked_in_plain_http_first_and_over_https_where_they_w
         page_of(
             lookup=daemon.http_address,
             http_client_tls_root_ca_file=str(certificates.authority),
-            operator_token_file=str(token_file),
+            operator_token_file=token_file,
             trusted_brokers=("127.0.0.1",),
         ) as page,
         page.events("/") as regions,

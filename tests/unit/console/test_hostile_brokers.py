@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.admin_page import Page, broker_of, page_of
+from tests.answering import answering
 
 PAGES = ("/", "/topics", "/topics/orders", "/nodes", "/delayed", "/groups", "/messages", "/counter")
 API = ("/api/topics", "/api/topics/orders", "/api/topics/orders/work", "/api/nodes", "/api/counter")
@@ -22,7 +23,7 @@ SECOND_NS = 1_000_000_000
 PATIENT: dict[str, Any] = {"http_client_request_timeout_ns": 60 * SECOND_NS}
 """On a slow machine the good broker's answer is awaited all the same."""
 PIECE = b" " * (1 << 20)
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Reply = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def channel(**fields: Any) -> dict[str, Any]:
@@ -38,10 +39,10 @@ def stats(*topics: Any, **fields: Any) -> str:
     return json.dumps({"version": "1.3.0", "health": "OK", "topics": topics, **fields})
 
 
-def answering(answer: str) -> Reply:
+def saying(answer: str) -> Reply:
     """Return a handler that answers that to everything."""
 
-    async def reply(_: web.Request) -> web.Response:
+    async def reply(_: web.BaseRequest) -> web.Response:
         return web.Response(text=answer, content_type="application/json")
 
     return reply
@@ -50,26 +51,18 @@ def answering(answer: str) -> Reply:
 @asynccontextmanager
 async def beside(reply: Reply, **options: Any) -> AsyncIterator[tuple[Page, str]]:
     """The page in front of a broker and a server with that handler; yields its address, too."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", reply)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with (
-            broker_of(3) as broker,
-            page_of([broker.http_address, address], **{**PATIENT, **options}) as page,
-        ):
-            yield page, address
-    finally:
-        await runner.cleanup()
+    async with (
+        answering(reply, handler_cancellation=True) as address,
+        broker_of(3) as broker,
+        page_of([broker, address], **{**PATIENT, **options}) as page,
+    ):
+        yield page, address
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    followed: list[web.Request] = []
+    followed: list[web.BaseRequest] = []
 
-    async def reply(request: web.Request) -> web.Response:
+    async def reply(request: web.BaseRequest) -> web.Response:
         if request.path == "/elsewhere":
             followed.append(request)
         return web.Response(status=307, headers={"Location": "/elsewhere"})
@@ -106,7 +99,7 @@ async def test_a_redirect_is_not_followed() -> None:
     ],
 )
 async def test_an_unintelligible_broker_is_named_and_the_others_go_on(answer: str) -> None:
-    async with beside(answering(answer)) as (page, address):
+    async with beside(saying(answer)) as (page, address):
         for path in PAGES:
             text = await page.get(path)
             assert address in text, path
@@ -119,25 +112,25 @@ async def test_an_unintelligible_broker_is_named_and_the_others_go_on(answer: st
 
 async def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     answer = stats(topic(), health="NOK - \udc00 \U0001f600")
-    async with beside(answering(answer)) as (page, address):
+    async with beside(saying(answer)) as (page, address):
         assert "NOK - ? \U0001f600" in await page.get(f"/nodes/{address}")
 
 
 async def test_percentiles_that_are_no_numbers_are_a_warning() -> None:
     wrong = {"count": 1, "percentiles": [{"quantile": [], "value": "1"}]}
     for answer in (topic(e2e_processing_latency=wrong), topic(e2e_processing_latency=[1])):
-        async with beside(answering(stats(answer))) as (page, address):
+        async with beside(saying(stats(answer))) as (page, address):
             shown = json.loads(await page.get("/api/topics/orders"))
             assert address in shown["message"]
 
 
-async def _begin(request: web.Request, **headers: str) -> web.StreamResponse:
+async def _begin(request: web.BaseRequest, **headers: str) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json", **headers})
     await response.prepare(request)
     return response
 
 
-async def _announced(request: web.Request) -> web.StreamResponse:
+async def _announced(request: web.BaseRequest) -> web.StreamResponse:
     """100 MB, as announced."""
     response = await _begin(request, **{"Content-Length": str(100 << 20)})
     for _ in range(100):
@@ -145,14 +138,14 @@ async def _announced(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _endless(request: web.Request) -> web.StreamResponse:
+async def _endless(request: web.BaseRequest) -> web.StreamResponse:
     """An answer without an end."""
     response = await _begin(request)
     while True:
         await response.write(PIECE)
 
 
-async def _slow(request: web.Request) -> web.StreamResponse:
+async def _slow(request: web.BaseRequest) -> web.StreamResponse:
     """A byte now and then."""
     response = await _begin(request)
     while True:
@@ -160,13 +153,13 @@ async def _slow(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.05)
 
 
-async def _silent(request: web.Request) -> web.StreamResponse:
+async def _silent(request: web.BaseRequest) -> web.StreamResponse:
     """Nothing."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError
 
 
-async def _cut(request: web.Request) -> web.StreamResponse:
+async def _cut(request: web.BaseRequest) -> web.StreamResponse:
     """Half an answer, and the end of the connection."""
     response = await _begin(request)
     await response.write(b'{"topics": [')
@@ -175,7 +168,7 @@ async def _cut(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _swollen(request: web.Request) -> web.StreamResponse:
+async def _swollen(request: web.BaseRequest) -> web.StreamResponse:
     """A body that is a thousand times as large once it is unpacked."""
     response = await _begin(request, **{"Content-Encoding": "deflate"})
     packing = zlib.compressobj()
@@ -186,14 +179,14 @@ async def _swollen(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0)
 
 
-async def _misnamed(request: web.Request) -> web.StreamResponse:
+async def _misnamed(request: web.BaseRequest) -> web.StreamResponse:
     """What is no gzip, though it says so."""
     response = await _begin(request, **{"Content-Encoding": "gzip"})
     await response.write(b"{}")
     return response
 
 
-async def _led_away(request: web.Request) -> web.StreamResponse:
+async def _led_away(request: web.BaseRequest) -> web.StreamResponse:
     """A redirect to itself."""
     raise web.HTTPFound(request.path)
 

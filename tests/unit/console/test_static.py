@@ -6,7 +6,7 @@ import hashlib
 import tomllib
 from pathlib import Path
 
-from tests.admin_page import broker_of, page_of
+from tests.admin_page import page_of
 from yarl import URL
 
 import martlet.console
@@ -34,7 +34,7 @@ def test_no_script_calls_another_site() -> None:
 
 
 async def test_a_browser_gets_a_file_once() -> None:
-    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
+    async with page_of(["127.0.0.1:1"]) as page:
         url = f"{page.url}/static/vendor/htmx.min.js"
         async with page.session.get(url) as first:
             assert await first.read() == (VENDOR / "htmx.min.js").read_bytes()

@@ -5,21 +5,15 @@ from __future__ import annotations
 import html as html_module
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.admin_page import Page
 
 
 async def ask(page: Page, action: str, status: int = 200, **fields: Any) -> str:
     """Return the page that asks before an operation."""
-    params = [
-        (name, item)
-        for name, value in {"action": action, **fields}.items()
-        for item in ([value] if isinstance(value, str) else value)
-    ]
-    async with page.session.get(f"{page.url}/confirm", params=params) as answer:
-        html = await answer.text()
-        assert answer.status == status, html
-        return html
+    query = urlencode({"action": action, **fields}, doseq=True)
+    return await page.get(f"/confirm?{query}", status)
 
 
 def form_of(html: str) -> dict[str, Any]:

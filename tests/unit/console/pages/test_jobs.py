@@ -51,15 +51,6 @@ async def test_no_other_file_is_answered(tmp_path: Path) -> None:
             assert "no job has written" in await page.get(f"/jobs/{path}", 404)
 
 
-async def test_users_without_bodies_see_that_there_are_pages(tmp_path: Path) -> None:
-    path = report(tmp_path / "a.html")
-    async with page_of(NOWHERE, job_pages=(str(path),), bodies=False) as page:
-        text = await page.get("/jobs")
-        assert "Orders" in text
-        assert "/jobs/0" not in text
-        assert "may not see" in await page.get("/jobs/0/a.html", 403)
-
-
 async def test_what_cannot_be_listed_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

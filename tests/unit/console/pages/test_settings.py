@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
-from tests.admin_page import Page, counts, page_of
-from tests.unit.console.pages.asking import ask, button_of, form_of, notice_of, text_of
+import pytest
+from tests.admin_page import Page, counts, two_brokers
+from tests.unit.console.pages.asking import ask, button_of, form_of, notice_of
 
 from martlet.client import Admin
 from martlet.testing import Broker
 
 WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
 SETTINGS = "/settings?topic=orders&channel=work"
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[list[Broker]]:
+    async with two_brokers() as both:
+        yield both
 
 
 async def test_change_settings(page: Page, brokers: list[Broker]) -> None:
@@ -42,18 +50,9 @@ async def test_change_settings(page: Page, brokers: list[Broker]) -> None:
     assert described.channel_policies == {
         "work": {"retry_delays_ms": [1000, 5000], "dead_letter_topic": "bad"}
     }
-
-
-async def test_wrong_settings_are_refused(page: Page) -> None:
-    for fields, why in [
-        ({"max_attempts": "x"}, "max_attempts=x: it must be a whole number"),
-        ({"max_attempts": "99999999"}, "max_attempts must be a whole number from -1"),
-        ({"dead_letter_topic": "a b"}, "must be the name of a topic"),
-        ({}, "nothing was changed"),
-    ]:
-        assert why in text_of(await page.act("configure", 400, **WORK, **fields))
     preview = await ask(page, "configure", **WORK, max_attempts="5", was_max_attempts="5")
     assert "There is nothing to do." in preview
+    assert "nothing was changed" in await page.act("configure", 400, **WORK)
 
 
 async def test_add_queues(page: Page, brokers: list[Broker]) -> None:
@@ -64,7 +63,6 @@ async def test_add_queues(page: Page, brokers: list[Broker]) -> None:
     assert notice_of(answer) == "Topic orders has 4 queues at 2 brokers"
     assert len((await counts(brokers[1], "orders"))["queues"]) == 4
     assert "There is nothing to do." in await ask(page, "add_queues", topic="orders", queues="2")
-    assert "from 1 to 1024" in await page.act("add_queues", 400, topic="orders", queues="0")
 
 
 async def test_a_replay_delivers_what_its_preview_says(page: Page, brokers: list[Broker]) -> None:
@@ -87,10 +85,8 @@ async def test_a_replay_delivers_what_its_preview_says(page: Page, brokers: list
     preview = await ask(page, "replay_channel", topic="orders", channel="anew", new="yes", **one)
     assert button_of(preview) == "Deliver 2 messages to anew"
     await page.act(**form_of(preview))
-    depth_of = {
-        count["channel_name"]: count["depth"]
-        for count in (await counts(brokers[0], "orders"))["channels"]
-    }
+    channels = (await counts(brokers[0], "orders"))["channels"]
+    depth_of = {channel["channel_name"]: channel["depth"] for channel in channels}
     assert depth_of == {"work": 3, "anew": 2}
     assert "There is nothing to do." in await ask(
         page, "replay_channel", **WORK, **{**one, "offset": "9"}
@@ -98,13 +94,3 @@ async def test_a_replay_delivers_what_its_preview_says(page: Page, brokers: list
     assert "offsets of its own" in await ask(
         page, "replay_channel", 400, **WORK, to="offset", offset="1"
     )
-    assert "say where to" in await page.act("replay_channel", 400, **WORK)
-
-
-async def test_a_reader_sees_settings_and_changes_none(brokers: list[Broker]) -> None:
-    async with page_of([brokers[0].http_address], read_only=True) as page:
-        html = await page.get(SETTINGS)
-        assert "max_attempts" in html
-        assert "<input id=" not in html
-        assert "Replay" not in html
-        assert "may not act" in await ask(page, "configure", 403, **WORK, max_attempts="5")
