@@ -10,7 +10,10 @@ import asyncio
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from martlet.client import Batch, Consumer, Message, sync
 
 CRASHED = 17
 MESSAGE_TIMEOUT_S = 1
@@ -18,37 +21,34 @@ MESSAGE_TIMEOUT_S = 1
 SLOW_S = 0.1
 
 
-async def handle(message: Any) -> None:
-    if message.body == b"poison":
+def crash_if_poison(body: bytes) -> None:
+    if body == b"poison":
         os._exit(CRASHED)
+
+
+async def handle(message: Any) -> None:
+    crash_if_poison(message.body)
     if seconds_each:
         await asyncio.sleep(seconds_each)
 
 
 def handle_here(message: Any) -> None:
-    if message.body == b"poison":
-        os._exit(CRASHED)
+    crash_if_poison(message.body)
     if seconds_each:
         time.sleep(seconds_each)
 
 
 async def use_run(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer
-
     async with Consumer("work", "main", address) as consumer:
         await consumer.run(handle, concurrency=concurrency)
 
 
 async def use_threads(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer
-
     async with Consumer("work", "main", address) as consumer:
         await consumer.run(handle_here, concurrency=concurrency, on="threads")
 
 
 async def use_iteration(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer
-
     async with Consumer("work", "main", address) as consumer:
         async for message in consumer:
             await handle(message)
@@ -56,8 +56,6 @@ async def use_iteration(address: str, concurrency: int) -> None:
 
 
 async def use_tasks(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer, Message
-
     async def work(message: Message) -> None:
         await asyncio.sleep(seconds_each)
         await handle(message)
@@ -72,12 +70,10 @@ async def use_tasks(address: str, concurrency: int) -> None:
 
 
 async def use_batch_tasks(address: str, concurrency: int) -> None:
-    from martlet.client import Batch, Consumer
-
     async def work(batch: Batch) -> None:
         await asyncio.sleep(seconds_each)
-        if b"poison" in batch.bodies:
-            os._exit(CRASHED)
+        for body in batch.bodies:
+            crash_if_poison(body)
         await batch.finish()
 
     async with (
@@ -89,44 +85,33 @@ async def use_batch_tasks(address: str, concurrency: int) -> None:
 
 
 async def use_batches(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer
-
     async with Consumer("work", "main", address) as consumer:
         async for batch in consumer.batches(max_messages=concurrency):
-            if b"poison" in batch.bodies:
-                os._exit(CRASHED)
+            for body in batch.bodies:
+                crash_if_poison(body)
             await batch.finish()
 
 
 def use_sync(address: str, concurrency: int) -> None:
-    from martlet.client.sync import Consumer
-
-    with Consumer("work", "main", address) as consumer:
+    with sync.Consumer("work", "main", address) as consumer:
         for message in consumer:
             handle_here(message)
             message.finish()
 
 
 def use_sync_run(address: str, concurrency: int) -> None:
-    from martlet.client.sync import Consumer
-
-    with Consumer("work", "main", address) as consumer:
+    with sync.Consumer("work", "main", address) as consumer:
         consumer.run(handle_here, concurrency=concurrency)
 
 
 def use_sync_tasks(address: str, concurrency: int) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from martlet.client import Message
-    from martlet.client.sync import Consumer
-
     def work(message: Message) -> None:
         time.sleep(seconds_each)
         handle_here(message)
         message.finish()
 
     with (
-        Consumer("work", "main", address, max_in_flight=concurrency) as consumer,
+        sync.Consumer("work", "main", address, max_in_flight=concurrency) as consumer,
         ThreadPoolExecutor(concurrency) as threads,
     ):
         for message in consumer:
@@ -134,8 +119,6 @@ def use_sync_tasks(address: str, concurrency: int) -> None:
 
 
 async def use_exit(address: str, concurrency: int) -> None:
-    from martlet.client import Consumer, Message
-
     async def work(message: Message) -> None:
         if message.body == b"poison":
             sys.exit(CRASHED)
@@ -146,15 +129,12 @@ async def use_exit(address: str, concurrency: int) -> None:
 
 
 def use_sync_exit(address: str, concurrency: int) -> None:
-    from martlet.client import Message
-    from martlet.client.sync import Consumer
-
     def work(message: Message) -> None:
         if message.body == b"poison":
             sys.exit(CRASHED)
         handle_here(message)
 
-    with Consumer("work", "main", address) as consumer:
+    with sync.Consumer("work", "main", address) as consumer:
         consumer.run(work, concurrency=concurrency)
 
 

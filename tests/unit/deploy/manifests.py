@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes as kustomize builds them, and what kubeconform says."""
+"""The commands of deploy/, and its manifests as kustomize builds and kubeconform judges them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from martlet.cli import start
+from martlet.cli.servers import admin, broker, lookup
+from martlet.options import BrokerOptions, LogOptions, LookupOptions
+from martlet.options.admin import AdminOptions
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
@@ -22,6 +27,22 @@ SECRETS = ("base/operator-tokens", "components/replicas/replica-secret")
 Manifest = dict[str, Any]
 _DEFINITIONS = "/api/_definitions.json#/$defs/"
 """Before the name of a definition, in the schema of a kind."""
+
+
+COMMANDS: dict[str, tuple[str, type[LogOptions]]] = {
+    "broker": (broker.DESCRIPTION, BrokerOptions),
+    "lookup": (lookup.DESCRIPTION, LookupOptions),
+    "admin": (admin.DESCRIPTION, AdminOptions),
+}
+
+
+def parsed(words: Sequence[str]) -> Any:
+    """The options of a command with these arguments; any warning is an error."""
+    name, *arguments = words
+    description, kind = COMMANDS[name]
+    values, warnings = start.arguments(name, description, kind).read(arguments)
+    assert warnings == []
+    return kind(**values)
 
 
 class Overlay:

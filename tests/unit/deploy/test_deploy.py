@@ -8,36 +8,26 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.unit.deploy.manifests import parsed
 
-from martlet.cli import start
-from martlet.cli.servers import broker, lookup
-from martlet.options import BrokerOptions, LogOptions, LookupOptions
+from martlet.options import BrokerOptions
 from martlet.testing import Broker
 
 HERE = Path(__file__).parents[3]
 DEPLOY = HERE / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
-KINDS: dict[str, tuple[str, type[LogOptions]]] = {
-    "broker": (broker.DESCRIPTION, BrokerOptions),
-    "lookup": (lookup.DESCRIPTION, LookupOptions),
-}
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
-def read(arguments: Sequence[str]) -> Any:
-    """The options that a command with these arguments has; any warning is an error."""
-    name, *rest = arguments
-    description, kind = KINDS[name]
-    values, warnings = start.arguments(name, description, kind).read(rest)
-    assert warnings == []
-    return kind(**values)
+def command_of(service: dict[str, Any]) -> list[str]:
+    """The command of a service, with the defaults of variables."""
+    return [re.sub(r"\$\{\w+:-(.+)\}", r"\1", word) for word in service["command"]]
 
 
 def entries(unit: Path) -> list[tuple[str, str]]:
@@ -49,11 +39,7 @@ def entries(unit: Path) -> list[tuple[str, str]]:
     ]
 
 
-def test_there_are_units() -> None:
-    assert [unit.name for unit in UNITS] == ["martlet-broker.service", "martlet-lookup.service"]
-
-
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", ["broker", "lookup"])
 def test_a_wrong_config_file_is_not_tried_again(name: str, tmp_path: Path) -> None:
     """It ended with 1, and systemd started it every two seconds for ever."""
     (unit,) = (unit for unit in UNITS if name in unit.name)
@@ -76,7 +62,7 @@ def test_a_unit_starts_a_command_of_ours(unit: Path) -> None:
     program, *arguments = shlex.split(known["ExecStart"])
     assert program == "/opt/martlet/bin/martlet"
     here = [each.replace("/etc/martlet/", f"{DEPLOY}/") for each in arguments]
-    options = read(here)
+    options = parsed(here)
     assert here != arguments, "its config file is not read"
     if isinstance(options, BrokerOptions):
         assert options.data_path == f"/var/lib/{known['StateDirectory']}"
@@ -100,11 +86,9 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
 
 
 def test_compose_starts_commands_of_ours() -> None:
-    names = []
+    outsides = []
     for name, service in SERVICES.items():
-        command = [re.sub(r"\$\{\w+:-(.+)\}", r"\1", each) for each in service["command"]]
-        options = read(command)
-        names.append(options.broadcast_address)
+        options = parsed(command_of(service))
         assert options.broadcast_address == name, "others in the network do not find it"
         listens = {
             int(address.rpartition(":")[2])
@@ -113,29 +97,30 @@ def test_compose_starts_commands_of_ours() -> None:
         published = [tuple(map(int, ports.split(":"))) for ports in service["ports"]]
         assert {inside for _, inside in published} == listens
         assert all(outside == inside for outside, inside in published)
+        outsides += [outside for outside, _ in published]
         if isinstance(options, BrokerOptions):
             (volume,) = service["volumes"]
             assert volume == f"{name}:{options.data_path}"
             assert name in COMPOSE["volumes"]
             (address,) = options.lookupd_tcp_addresses
             assert address.partition(":")[0] in service["depends_on"]
-            lookup_options = read(SERVICES["lookup"]["command"])
+            lookup_options = parsed(SERVICES["lookup"]["command"])
             assert address.rpartition(":")[2] == lookup_options.tcp_address.rpartition(":")[2]
-    assert names == ["lookup", "broker-1", "broker-2"]
+    assert list(SERVICES) == ["lookup", "broker-1", "broker-2"]
+    assert len(outsides) == len(set(outsides)) == 6, "no two services publish a port"
 
 
 def test_compose_starts_replicas_of_one_set() -> None:
     compose = yaml.safe_load((DEPLOY / "compose-replicas.yaml").read_text(encoding="utf-8"))
     services = compose["services"]
-    assert read(services["lookup"]["command"]).broadcast_address == "lookup"
+    assert parsed(services["lookup"]["command"]).broadcast_address == "lookup"
     replicas = {name: each for name, each in services.items() if name.startswith("replica-")}
     found, published = {}, []
     for name, service in replicas.items():
-        command = [re.sub(r"\$\{\w+:-(.+)\}", r"\1", each) for each in service["command"]]
-        options = read(command)
+        options = parsed(command_of(service))
         assert options.broadcast_address == name, "others in the network do not find it"
         found[options.replica_name] = options.replica_address
-        assert options.initial_replicas == read(replicas["replica-a"]["command"]).initial_replicas
+        assert options.initial_replicas == parsed(replicas["replica-a"]["command"]).initial_replicas
         listens = [options.tcp_address, options.http_address]
         ports = [address.rpartition(":")[2] for address in listens]
         assert service["ports"] == [f"{port}:{port}" for port in ports]
@@ -147,14 +132,9 @@ def test_compose_starts_replicas_of_one_set() -> None:
         assert options.replica_secret_file == f"/run/secrets/{secret}"
         assert secret in compose["secrets"]
         assert options.metadata.split(":")[1] in service["depends_on"]
-    assert found == read(replicas["replica-a"]["command"]).initial_addresses
+    assert found == parsed(replicas["replica-a"]["command"]).initial_addresses
     assert len(found) == len(replicas) == 3
     assert len(set(published)) == 6
-
-
-def test_no_two_services_publish_a_port() -> None:
-    ports = [port for service in SERVICES.values() for port in service["ports"]]
-    assert len(ports) == len(set(ports)) == 6
 
 
 async def test_the_health_checks_ask_the_right_server() -> None:
@@ -163,7 +143,7 @@ async def test_the_health_checks_ask_the_right_server() -> None:
         for service in SERVICES.values():
             kind, program, flag, code = service["healthcheck"]["test"]
             assert (kind, program, flag) == ("CMD", "/opt/martlet/bin/python", "-c")
-            address = read([each for each in service["command"] if "$" not in each]).http_address
+            address = parsed([each for each in service["command"] if "$" not in each]).http_address
             asked = f"127.0.0.1:{address.rpartition(':')[2]}"
             assert f"{asked}/ping" in code
             asks = code.replace(asked, here.http_address)
@@ -189,4 +169,4 @@ def test_the_image_is_made_of_existing_files() -> None:
     (entrypoint,) = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.M)
     assert yaml.safe_load(entrypoint) == ["/opt/martlet/bin/martlet"]
     (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.M)
-    assert read(yaml.safe_load(command)).data_path == "/data"
+    assert parsed(yaml.safe_load(command)).data_path == "/data"

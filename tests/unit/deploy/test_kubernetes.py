@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.unit.deploy.manifests import (
+    COMMANDS,
     FOLDER,
     KEDA,
     OVERLAYS,
@@ -17,24 +18,17 @@ from tests.unit.deploy.manifests import (
     Manifest,
     Overlay,
     build,
+    parsed,
     problems,
 )
 
 import martlet
-from martlet.cli import start
-from martlet.cli.servers import admin, broker, lookup
-from martlet.options import BrokerOptions, LogOptions, LookupOptions
-from martlet.options.admin import AdminOptions
+from martlet.options import BrokerOptions, LookupOptions
 from martlet.server.http.access import ROUTES
 
 pytestmark = pytest.mark.skipif(
     TOOLS is None, reason="MARTLET_KUBERNETES names no folder of kustomize and kubeconform"
 )
-KINDS: dict[str, tuple[str, type[LogOptions]]] = {
-    "broker": (broker.DESCRIPTION, BrokerOptions),
-    "lookup": (lookup.DESCRIPTION, LookupOptions),
-    "admin": (admin.DESCRIPTION, AdminOptions),
-}
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +54,12 @@ def options(workload: Manifest, number: int) -> Any:
         "NAMESPACE": workload["metadata"]["namespace"],
     }
     known = {each["name"] for each in container(workload).get("env", [])}
-    name, *arguments = (
+    words = (
         re.sub(r"\$\((\w+)\)", lambda found: values[found[1]] if found[1] in known else "?", each)
         for each in container(workload)["args"]
     )
     file = f"--config={FOLDER / 'base' / 'broker.toml'}"
-    arguments = [file if each.startswith("--config=") else each for each in arguments]
-    description, kind = KINDS[name]
-    found, warnings = start.arguments(name, description, kind).read(arguments)
-    assert warnings == []
-    return kind(**found)
+    return parsed([file if each.startswith("--config=") else each for each in words])
 
 
 def pods(overlay: Overlay) -> Iterator[tuple[str, Any]]:
@@ -104,7 +94,7 @@ def test_brokers_and_lookup_daemons_find_each_other(overlay: Overlay) -> None:
     known = dict(pods(overlay))
     counts = {"single": [1, 0, 0], "brokers": [3, 2, 1], "replicas": [3, 2, 1]}[overlay.name]
     kinds = [type(each) for each in known.values()]
-    assert [kinds.count(kind) for _, kind in KINDS.values()] == counts
+    assert [kinds.count(kind) for _, kind in COMMANDS.values()] == counts
     lookups = [each for each, found in known.items() if isinstance(found, LookupOptions)]
     short = [each.removesuffix(".martlet.svc.cluster.local") for each in lookups]
     for name, found in known.items():
