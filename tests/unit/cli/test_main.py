@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -105,19 +106,24 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_code(
         got.append(arguments)
         return 7
 
-    module = ModuleType("martlet_test_command")
-    module.main = record  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(COMMANDS, "probe", Command(module.__name__, "a probe"))
+    add_main(monkeypatch, record)
     assert main(["probe", "-a", "--help"]) == 7
     assert got == [["-a", "--help"]]
+
+
+def add_main(monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str]], int]) -> None:
+    """Add the command `probe`, which does this."""
+    module = ModuleType("martlet_test_command")
+    module.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(COMMANDS, "probe", Command(module.__name__, "a probe", "spark"))
 
 
 def add_command(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
     """Add the command `asks`, a module of that source."""
     (folder / "asks_at_import.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setitem(COMMANDS, "asks", Command("asks_at_import", "a probe"))
+    monkeypatch.setitem(COMMANDS, "asks", Command("asks_at_import", "a probe", "spark"))
     monkeypatch.delitem(sys.modules, "asks_at_import", raising=False)
 
 
@@ -153,10 +159,8 @@ def test_a_command_is_imported_without_looking_for_garbage(
 def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "needy_command.py").write_text("import a_package_nobody_has")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COMMANDS, "needy", Command("needy_command", "needs a lot", "spark"))
-    assert main(["needy"]) == 1
+    add_command(monkeypatch, tmp_path, "import a_package_nobody_has")
+    assert main(["asks"]) == 1
     said = capsys.readouterr().err
     assert "a_package_nobody_has" in said
     assert "pip install '.[spark]' in a clone of Martlet's repository" in said
@@ -219,12 +223,9 @@ def test_a_command_ends_silently_when_its_reader_goes(command: list[str]) -> Non
 
 
 def test_another_broken_pipe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(argv: object) -> int:
+    def fail(argv: list[str]) -> int:
         raise BrokenPipeError("a connection broke")
 
-    module = ModuleType("martlet.broken")
-    module.main = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "martlet.broken", module)
-    monkeypatch.setitem(COMMANDS, "broken", Command("martlet.broken", ""))
+    add_main(monkeypatch, fail)
     with pytest.raises(BrokenPipeError, match="a connection broke"):
-        main(["broken"])
+        main(["probe"])

@@ -18,21 +18,6 @@ def test_help_names_every_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in output for name in JOBS)
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ([], "name a job: archive, report, replay, dead-letters or audit"),
-        (["archiv"], "there is no job 'archiv'; did you mean 'archive'?"),
-        (["--once"], "there is no job '--once'"),
-    ],
-)
-def test_a_job_that_there_is_not(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(typed) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("job", JOBS)
 def test_each_job_lists_its_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

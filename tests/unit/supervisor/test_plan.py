@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,14 @@ from martlet.cli.servers.broker import arguments
 from martlet.options import OptionError
 from martlet.options.admin import AdminOptions
 from martlet.supervisor.options import UpOptions
-from martlet.supervisor.plan import plan
+from martlet.supervisor.plan import Planned, plan
 from martlet.text import how_to_install
+
+
+def values_of(server: Planned, of_admin: bool = False) -> dict[str, Any]:
+    """The options that a server gets."""
+    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions) if of_admin else arguments()
+    return command.read(server.arguments[1:])[0]
 
 
 def test_brokers_are_a_hundred_ports_apart() -> None:
@@ -22,7 +29,7 @@ def test_brokers_are_a_hundred_ports_apart() -> None:
     assert [broker.tcp_address for broker in planned.brokers] == [
         *("127.0.0.1:4150", "127.0.0.1:4250", "127.0.0.1:4350")
     ]
-    values, _ = arguments().read(planned.brokers[2].arguments[1:])
+    values = values_of(planned.brokers[2])
     assert values == {
         "tcp_address": "127.0.0.1:4350",
         "http_address": "127.0.0.1:4351",
@@ -38,7 +45,7 @@ def test_brokers_are_a_hundred_ports_apart() -> None:
 def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None:
     options = UpOptions(tcp_address="0.0.0.0:4150", lookup_tcp_address=":4160")
     planned = plan(options, ())
-    values, _ = arguments().read(planned.brokers[0].arguments[1:])
+    values = values_of(planned.brokers[0])
     assert values["broadcast_address"] == socket.gethostname()
     assert values["lookupd_tcp_addresses"] == ("127.0.0.1:4160",)
 
@@ -47,7 +54,7 @@ def test_brokers_get_other_lookup_daemons_if_none_is_started() -> None:
     options = UpOptions(lookup=False, lookup_tcp_address="h:4150")
     planned = plan(options, ("--lookupd-tcp-address=far:4160",))
     assert [server.name for server in planned.servers] == ["broker-0", "admin"]
-    values, _ = arguments().read(planned.brokers[0].arguments[1:])
+    values = values_of(planned.brokers[0])
     assert values["lookupd_tcp_addresses"] == ("far:4160",)
 
 
@@ -59,11 +66,8 @@ def test_each_replica_has_a_folder_and_ports_of_its_own() -> None:
     assert [broker.folder.name for broker in planned.brokers[:3]] == [
         *("broker-0", "broker-0.b", "broker-0.c")
     ]
-    addresses = [
-        address for broker in planned.lookup + planned.brokers for address in (broker.tcp_address,)
-    ]
-    assert len(set(addresses)) == 7
-    values, _ = arguments().read(planned.brokers[4].arguments[1:])
+    assert len({server.tcp_address for server in planned.lookup + planned.brokers}) == 7
+    values = values_of(planned.brokers[4])
     assert values == {
         "tcp_address": "127.0.0.1:4280",
         "http_address": "127.0.0.1:4281",
@@ -113,41 +117,10 @@ def test_wrong_options_are_refused(settings: dict[str, object], complaint: str) 
     assert complaint in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--workers=2", "--", "--data-path=x"], "--data-path after -- is a flag of martlet up"),
-        (["--", "--config=x"], "name the brokers' config file with --broker-config"),
-        (["--", "--max-rdy-count=0"], "--max-rdy-count is 0; it must be"),
-        (["--broker-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
-        (["--lookup-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
-    ],
-)
-def test_nothing_starts_on_a_wrong_command_line(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert up.main(arguments) == start.WRONG
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert "is process" not in said
-
-
-def test_nothing_starts_without_a_folder_for_its_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert up.main(["--data-path=/dev/null/x"]) == 1
-    assert "/dev/null/x" in capsys.readouterr().err
-
-
-def test_an_unknown_flag_for_brokers_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert up.main(["--", "--max-msg-sise=3"]) == start.WRONG
-    assert "did you mean --max-msg-size?" in capsys.readouterr().err
-
-
 def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
-    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
     (page,) = plan(UpOptions(operator_token_file="tokens"), ()).admin
     assert (page.name, page.tcp_address, page.http_address) == ("admin", "", "127.0.0.1:4171")
-    values, _ = command.read(page.arguments[1:])
-    assert values == {
+    assert values_of(page, of_admin=True) == {
         "http_address": "127.0.0.1:4171",
         "lookupd_http_addresses": ("127.0.0.1:4161",),
         "operator_token_file": "tokens",
@@ -155,8 +128,7 @@ def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
     }
     options = UpOptions(lookup=False, workers=2, http_address=":4151", admin_http_address=":80")
     (page,) = plan(options, ()).admin
-    values, _ = command.read(page.arguments[1:])
-    assert values == {
+    assert values_of(page, of_admin=True) == {
         "http_address": ":80",
         "nsqd_http_addresses": ("127.0.0.1:4151", "127.0.0.1:4251"),
     }
@@ -164,18 +136,12 @@ def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
 
 
 def test_the_admin_page_trusts_the_brokers_of_its_machine_and_no_others() -> None:
-    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
     options = UpOptions(workers=2, replicas=2, tcp_address="[::1]:4150", http_address="[::1]:4151")
-    values, _ = command.read(plan(options, ()).admin[0].arguments[1:])
+    values = values_of(plan(options, ()).admin[0], of_admin=True)
     assert values["trusted_brokers"] == tuple(f"[::1]:{port}" for port in (4151, 4181, 4251, 4281))
     options = UpOptions(broadcast_address="mq1.example.org")
-    values, _ = command.read(plan(options, ()).admin[0].arguments[1:])
+    values = values_of(plan(options, ()).admin[0], of_admin=True)
     assert values["trusted_brokers"] == ("mq1.example.org:4151",)
-
-
-def test_the_admin_pages_port_is_its_own() -> None:
-    with pytest.raises(OptionError, match=r"--admin-http-address .*are both port 4151"):
-        UpOptions(admin_http_address="127.0.0.1:4151")
 
 
 def test_without_jinja2_up_says_how_to_install_it(

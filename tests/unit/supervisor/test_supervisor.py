@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import until
 
 from martlet.supervisor import child as child_module
 from martlet.supervisor.child import Child
@@ -63,6 +65,18 @@ class Stage:
 
         return Supervisor(groups, stop_timeout_s, ready, lambda: self.show("all", b"stop"))
 
+    @asynccontextmanager
+    async def running(
+        self, *groups: Sequence[Child], shown: str = "all ready", stop_timeout_s: float = 20
+    ) -> AsyncIterator[Supervisor]:
+        """Supervise children once that line is shown, and stop them."""
+        supervisor = self.supervisor(*groups, stop_timeout_s=stop_timeout_s)
+        running = asyncio.create_task(supervisor.run())
+        await self.until(shown)
+        yield supervisor
+        supervisor.stop()
+        await asyncio.wait_for(running, 50)
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
@@ -76,13 +90,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_groups_start_in_order_and_stop_in_reverse(stage: Stage) -> None:
     last, first = stage.child("last", STAYS), stage.child("first", STAYS)
-    supervisor = stage.supervisor([first], [last])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
-    await stage.until("last begins")  # Its output is another way than its being ready.
-    stage.shown.remove("all ready")
-    supervisor.stop()
-    await running
+    async with stage.running([first], [last]):
+        await stage.until("last begins")  # Its output is another way than its being ready.
+        stage.shown.remove("all ready")
     assert stage.shown == [*("first begins", "last begins", "all stop", "last ends", "first ends")]
     assert list(stage.folder.iterdir()) == []
 
@@ -100,11 +110,8 @@ async def test_a_child_that_is_ready_while_it_starts_is_noticed(
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_slowly)
-    supervisor = stage.supervisor([one])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
-    supervisor.stop()
-    await running
+    async with stage.running([one]):
+        pass
 
 
 async def test_a_child_that_cannot_start_is_reported_and_ends_the_others(stage: Stage) -> None:
@@ -115,19 +122,20 @@ async def test_a_child_that_cannot_start_is_reported_and_ends_the_others(stage: 
     assert "all ready" not in stage.shown
 
 
-async def test_several_children_that_cannot_start_leave_no_unhandled_error(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("command", "folder", "why"),
+    [
+        ("/nowhere/at/all", ".", r"it could not be.*No such file"),
+        (sys.executable, "x" * 100, r"a socket .*TMPDIR"),
+    ],
+    ids=["missing program", "path too long for a socket"],
+)
+async def test_what_keeps_a_child_from_starting_is_reported(
+    stage: Stage, tmp_path: Path, command: str, folder: str, why: str
 ) -> None:
-    group = [stage.child("one", NEVER_READY), stage.child("two", READY + "stay()\n")]
-    with pytest.raises(ChildProcessError, match="one cannot start"):
-        await stage.supervisor(group).run()
-    gc.collect()
-    assert "never retrieved" not in caplog.text
-
-
-async def test_a_missing_program_is_reported(stage: Stage) -> None:
-    child = Child("one", ["/nowhere/at/all"], stage.show, stage.folder)
-    with pytest.raises(ChildProcessError, match=r"one cannot start: it could not be.*No such file"):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    child = Child("one", [command], stage.show, tmp_path / folder)
+    with pytest.raises(ChildProcessError, match=f"one cannot start: {why}"):
         await stage.supervisor([child]).run()
 
 
@@ -136,20 +144,16 @@ async def test_a_child_that_dies_is_started_again(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = stage.child("one", STAYS)
-    supervisor = stage.supervisor([one])
     with caplog.at_level(logging.INFO):
-        running = asyncio.create_task(supervisor.run())
-        await stage.until("all ready")
-        killed = 0
-        for _ in range(2):
-            killed = one.process_id
-            one._signal(signal.SIGKILL)
-            await stage.until("one begins", stage.shown.count("one begins") + 1)
-            async with asyncio.timeout(50):
-                await one.ready.wait()
-            assert one.process_id != killed
-        supervisor.stop()
-        await running
+        async with stage.running([one]):
+            killed = 0
+            for _ in range(2):
+                killed = one.process_id
+                one._signal(signal.SIGKILL)
+                await stage.until("one begins", stage.shown.count("one begins") + 1)
+                async with asyncio.timeout(50):
+                    await one.ready.wait()
+                assert one.process_id != killed
     assert f"(process {killed}) ended by SIGKILL; it is started again in 0.002 s" in caplog.text
     assert "one is ready again" in caplog.text
 
@@ -166,30 +170,21 @@ async def test_a_child_that_does_not_stay_up_is_given_up(stage: Stage) -> None:
 
 
 async def test_a_child_that_does_not_stop_is_killed_in_time(stage: Stage) -> None:
-    supervisor = stage.supervisor([stage.child("one", STUBBORN)], stop_timeout_s=0.05)
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
-    supervisor.stop()
-    await asyncio.wait_for(running, 50)
+    async with stage.running([stage.child("one", STUBBORN)], stop_timeout_s=0.05):
+        pass
 
 
 async def test_a_second_stop_kills(stage: Stage) -> None:
-    supervisor = stage.supervisor([stage.child("one", STUBBORN)])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
-    supervisor.stop()
-    await stage.until("all stop")
-    supervisor.stop()
-    await asyncio.wait_for(running, 50)
+    async with stage.running([stage.child("one", STUBBORN)]) as supervisor:
+        supervisor.stop()
+        await stage.until("all stop")
 
 
 async def test_a_stop_before_all_is_ready(stage: Stage) -> None:
     slow = READY + "stay()\n"
-    supervisor = stage.supervisor([stage.child("one", slow)], [stage.child("two", STAYS)])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("one begins")
-    supervisor.stop()
-    await asyncio.wait_for(running, 50)
+    children = [stage.child("one", slow)], [stage.child("two", STAYS)]
+    async with stage.running(*children, shown="one begins"):
+        pass
     assert stage.shown[1] == "all stop"
     assert not any(line.startswith("two") for line in stage.shown)
 
@@ -199,14 +194,8 @@ async def test_a_pause_before_a_restart_ends_with_a_stop(
 ) -> None:
     monkeypatch.setattr(child_module, "FIRST_PAUSE_S", 1000)
     monkeypatch.setattr(child_module, "MAX_PAUSE_S", 1000)
-    supervisor = stage.supervisor([stage.child("one", FALLS)])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
-    async with asyncio.timeout(50):
-        while "started again in 1000 s" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    supervisor.stop()
-    await asyncio.wait_for(running, 50)
+    async with stage.running([stage.child("one", FALLS)]):
+        await until(lambda: "started again in 1000 s" in caplog.text)
     assert stage.shown.count("one begins") == 1
 
 
@@ -245,20 +234,8 @@ async def test_a_signal_without_a_name_is_one_too(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = stage.child("one", STAYS)
-    supervisor = stage.supervisor([one])
-    running = asyncio.create_task(supervisor.run())
-    await stage.until("all ready")
     number = signal.SIGRTMIN + 6
-    os.kill(one.process_id, number)
-    await stage.until("one begins", 2)
-    supervisor.stop()
-    await running
+    async with stage.running([one]):
+        os.kill(one.process_id, number)
+        await stage.until("one begins", 2)
     assert f"ended by signal {number:d}; it is started again" in caplog.text
-
-
-async def test_a_folder_path_too_long_for_a_socket_is_reported(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    stage = Stage(folder)
-    with pytest.raises(ChildProcessError, match=r"one cannot start: a socket .*TMPDIR"):
-        await stage.supervisor([stage.child("one", STAYS)]).run()

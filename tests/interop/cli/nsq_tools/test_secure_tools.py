@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
+from tests.interop.cli.tools import martlet
 
 from martlet.testing import BrokerProcess
 
@@ -44,12 +43,6 @@ def secure(certificates: Certificates) -> list[str]:
         f"tls_cert,{certificates.client}",
         f"tls_key,{certificates.client_key}",
     ]
-
-
-def martlet(name: str, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a tool to its end."""
-    command = [sys.executable, "-m", "martlet", name, *arguments]
-    return subprocess.run(command, input=input, capture_output=True, timeout=30, check=False)
 
 
 def test_messages_go_through_the_tools(broker: BrokerProcess, secure: list[str]) -> None:

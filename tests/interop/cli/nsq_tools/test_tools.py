@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 from tests import brokers
 from tests.interop.asking import until
+from tests.interop.cli.tools import channels, command, martlet, running, topics
 from tests.interop.lookup_process import LookupProcess
-from tests.unit.cli.nsq_tools.test_output_file import whole_members
 from tests.unit.cli.test_standard_output import is_full
 
 from martlet.testing import BrokerProcess
@@ -26,55 +23,6 @@ pytestmark = pytest.mark.interop
 
 
 broker = brokers.process(scope="function")
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "martlet", *arguments]
-
-
-def martlet(*arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a tool to its end."""
-    return subprocess.run(
-        command(*arguments), input=input, capture_output=True, timeout=60, check=False
-    )
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A tool that runs until the block ends; it must end well then."""
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE
-    )
-    try:
-        yield process
-        process.terminate()
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 0, said.decode()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
-    with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
-        stats = json.load(response)
-    return {
-        channel["channel_name"]: channel
-        for row in stats["topics"] or ()
-        if row["topic_name"] == topic
-        for channel in row["channels"]
-    }
-
-
-def message_count(broker: BrokerProcess, topic: str) -> int:
-    with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
-        topics = json.load(response)["topics"] or ()
-    return sum(
-        stats_of_topic["message_count"]
-        for stats_of_topic in topics
-        if stats_of_topic["topic_name"] == topic
-    )
 
 
 def publish(broker: BrokerProcess, topic: str, lines: list[bytes], *flags: str) -> None:
@@ -145,11 +93,6 @@ def test_files_and_a_custom_delimiter(broker: BrokerProcess, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"stored 3 messages\n"
-    missing = martlet(
-        *("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}", "--", "/no/such/file")
-    )
-    assert missing.returncode == 1
-    assert b"cannot read the file" in missing.stderr
 
 
 def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: Path) -> None:
@@ -160,24 +103,14 @@ def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: P
             *("-nsqd-tcp-address", second.tcp_address, str(tmp_path / "lines")),
         )
         assert done.returncode == 0, done.stderr.decode()
-        for one in (broker, second):
-            with urllib.request.urlopen(
-                f"http://{one.http_address}/stats?format=json&topic=t"
-            ) as response:
-                (topic,) = json.load(response)["topics"]
-            assert topic["depth"] == 3
+        assert [topics(one)["t"]["depth"] for one in (broker, second)] == [3, 3]
 
 
-def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
-    done = martlet("pub", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--timeout=300ms")
-    assert done.returncode == 1
-    assert b"no broker within 0.3 s" in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_tool_stopped_while_its_pipe_is_silent_says_so_and_fails(
-    broker: BrokerProcess, number: signal.Signals
-) -> None:
+@contextmanager
+def publishing(
+    broker: BrokerProcess, lines: bytes
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A `pub` whose pipe has had these lines and stays open; yields what it says, too."""
     with subprocess.Popen(
         command("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}"),
         stdin=subprocess.PIPE,
@@ -185,98 +118,36 @@ def test_a_tool_stopped_while_its_pipe_is_silent_says_so_and_fails(
     ) as process:
         assert process.stdin is not None
         assert process.stderr is not None
-        process.stdin.write(b"one\n")
+        process.stdin.write(lines)
         process.stdin.flush()
-        until(lambda: message_count(broker, "t") == 1)
+        yield process, process.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_tool_stopped_while_its_pipe_is_silent_says_so_and_fails(
+    broker: BrokerProcess, number: signal.Signals
+) -> None:
+    with publishing(broker, b"one\n") as (process, errors):
+        until(lambda: "t" in topics(broker))
         process.send_signal(number)
         process.wait(30)  # while the pipe is open
-        assert (process.returncode, b"Fatal" in process.stderr.read()) == (1, False)
+        assert (process.returncode, b"Fatal" in errors.read()) == (1, False)
 
 
 def test_a_message_that_cannot_be_stored_ends_pub_while_its_pipe_is_silent() -> None:
+    lines = b"one\n" + b"x" * 200 + b"\n"
     with (
         BrokerProcess(None, "--max-msg-size=100", "--max-body-size=1000") as small,
-        subprocess.Popen(
-            command("pub", "--topic=t", f"--nsqd-tcp-address={small.tcp_address}"),
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process,
+        publishing(small, lines) as (process, errors),
     ):
-        assert process.stdin is not None
-        assert process.stderr is not None
-        process.stdin.write(b"one\n" + b"x" * 200 + b"\n")
-        process.stdin.flush()
         process.wait(30)
-        said = process.stderr.read()
-        assert process.returncode == 1, said.decode()
-        assert b"stored" in said
+        assert (process.returncode, b"stored" in errors.read()) == (1, True)
 
 
 def test_a_rate_is_kept(broker: BrokerProcess) -> None:
     began_s = time.monotonic()
     publish(broker, "t", [b"x"] * 100, "--rate=50")
     assert time.monotonic() - began_s > 1.5
-
-
-A = ("--nsqd-tcp-address=127.0.0.1:1",)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (("pub", "--topic=t"), 2, "name the broker to publish to"),
-        (("pub", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
-        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),
-        (("tail", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),
-        (("to-http", "--topic=t", "--channel=$", *A, "--post=http://a"), 2, "--channel=$ is not"),
-        (("to-http", "--topic=t", "--nsqd-tcp-address=a:x", "--post=http://a"), 2, "no address"),
-        (("relay", "--topic=t", *A, "--destination-nsqd-tcp-address=a:x"), 2, "no address"),
-        (("tail", "--topic=t"), 2, "name the source of the messages"),
-        (("tail", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
-        (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),
-        (
-            ("to-file", "--topic=t", *A, "--output-dir=/proc/x"),
-            2,
-            "--output-dir=/proc/x cannot be created: No such file or directory; give another",
-        ),
-        (
-            ("to-http", "--topic=t", "--channel=c", *A, "--post=http://a", "--get=http://a/%s"),
-            2,
-            "--post and --get exclude each other: give one",
-        ),
-    ],
-)
-def test_wrong_arguments_are_reported(arguments: tuple[str, ...], code: int, text: str) -> None:
-    done = martlet(*arguments, input=b"x\n")
-    assert done.returncode == code
-    assert text in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-
-
-def test_to_file_finishes_only_readable_messages(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Killed at any moment, its files hold every message finished at the broker."""
-    lines = [b"%d" % number for number in range(3000)]
-    flags = [
-        *("to-file", "--topic=t", "--gzip", f"--output-dir={tmp_path}", "--max-in-flight=500"),
-        f"--nsqd-tcp-address={broker.tcp_address}",
-    ]
-    publish(broker, "t", lines)
-    writer = subprocess.Popen(command(*flags), stderr=subprocess.PIPE)
-    until(lambda: list(tmp_path.iterdir()))
-    writer.kill()
-    writer.communicate()
-    with running(*flags):
-        until(lambda: channels(broker, "t")["nsq_to_file"]["client_count"])
-        until(
-            lambda: (
-                (state := channels(broker, "t")["nsq_to_file"])
-                and state["depth"] + state["in_flight_count"] + state["deferred_count"] == 0
-            )
-        )
-    written: list[bytes] = []
-    for path in tmp_path.iterdir():
-        written += whole_members(path.read_bytes()).splitlines()
-    assert set(lines) <= set(written)
 
 
 def test_to_file_follows_topics_by_pattern_and_a_signal(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import cramjam
 import pytest
 from tests import brokers
 from tests.interop.asking import ask, until
-from tests.interop.cli.nsq_tools.test_tools import channels, command
-from tests.interop.cli.nsq_tools.test_tools_send import fill, stored_all
+from tests.interop.cli.tools import channels, command, fill, stored_all
 from tests.unit.cli.nsq_tools.test_output_file import whole_members
 
 from martlet.testing import BrokerProcess

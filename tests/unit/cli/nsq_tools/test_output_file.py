@@ -6,7 +6,7 @@ import random
 import resource
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ class World:
         self.options = FileOptions(**(flags | changes))
         self.output = Output(self.options, "t", lambda: self.now_s, lambda: self.elapsed_s)
 
+    def write(self, *lines: bytes) -> None:
+        for line in lines:
+            self.output.write(line)
+        self.output.close()
+
     def files(self) -> dict[str, bytes]:
         """Return the files of the folder."""
         return {
@@ -49,6 +54,10 @@ class World:
 
 def hour(now_s: float) -> str:
     return time.strftime("%H", time.localtime(now_s))
+
+
+def unpacked_zstd(data: bytes) -> bytes:
+    return bytes(cramjam.zstd.decompress(data))
 
 
 def whole_members(data: bytes) -> bytes:
@@ -66,11 +75,8 @@ def whole_members(data: bytes) -> bytes:
 
 def test_a_plain_file_has_no_number_and_is_gone_on_with(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.output.write(b"one\n")
-    world.output.close()
-    again = World(tmp_path)
-    again.output.write(b"two\n")
-    again.output.close()
+    world.write(b"one\n")
+    World(tmp_path).write(b"two\n")
     assert world.files() == {f"t.here.{hour(START_S)}.log": b"one\ntwo\n"}
 
 
@@ -78,8 +84,7 @@ def test_another_hour_is_another_file(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.output.write(b"one\n")
     world.now_s += 3600
-    world.output.write(b"two\n")
-    world.output.close()
+    world.write(b"two\n")
     assert list(world.files().values()) == [b"one\n", b"two\n"]
 
 
@@ -91,8 +96,7 @@ def test_size_and_age_begin_files_with_numbers(tmp_path: Path) -> None:
     assert not world.output.is_due, "the clock was set ahead, and no time has passed"
     world.now_s -= 200
     world.elapsed_s += 11
-    world.output.write(b"four\n")
-    world.output.close()
+    world.write(b"four\n")
     head = "t.here-00000"
     tail = f".{hour(START_S)}.log"
     assert world.files() == {
@@ -102,44 +106,31 @@ def test_size_and_age_begin_files_with_numbers(tmp_path: Path) -> None:
     }
 
 
-def test_synced_lines_are_readable_though_the_writer_never_ended(tmp_path: Path) -> None:
-    world = World(tmp_path, gzip=True)
-    world.output.write(b"one\n")
-    world.output.sync()
-    world.output.write(b"two\n")
-    world.output.sync()
+@pytest.mark.parametrize(
+    ("kind", "suffix", "read"),
+    [("gzip", ".log.gz", whole_members), ("zstd", ".log.zst", unpacked_zstd)],
+)
+def test_synced_lines_are_readable_though_the_writer_never_ended(
+    tmp_path: Path, kind: str, suffix: str, read: Callable[[bytes], bytes]
+) -> None:
+    world = World(tmp_path, **{kind: True})
+    for line in (b"one\n", b"two\n"):
+        world.output.write(line)
+        world.output.sync()
     world.output.write(b"not synced\n")
     (name,) = world.files()
-    assert name.endswith(".log.gz")
-    assert whole_members(world.files()[name]) == b"one\ntwo\n"
+    assert name.endswith(suffix)
+    assert read(world.files()[name]) == b"one\ntwo\n"
     world.output.close()
-    assert gzip.decompress(world.files()[name]) == b"one\ntwo\nnot synced\n"
-
-
-def test_a_zstd_file_is_a_row_of_frames(tmp_path: Path) -> None:
-    world = World(tmp_path, zstd=True)
-    world.output.write(b"one\n")
-    world.output.sync()
-    world.output.write(b"two\n")
-    world.output.sync()
-    world.output.write(b"not synced\n")
-    (name,) = world.files()
-    assert name.endswith(".log.zst")
-    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\n"
-    world.output.close()
-    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\nnot synced\n"
-    again = World(tmp_path, zstd=True)
-    again.output.write(b"another file\n")
-    again.output.close()
+    assert read_whole(tmp_path / name) == b"one\ntwo\nnot synced\n"
+    World(tmp_path, **{kind: True}).write(b"another file\n")
     assert len(world.files()) == 2
 
 
 def test_a_line_that_was_broken_off_is_ended(tmp_path: Path) -> None:
     path = tmp_path / f"t.here.{hour(START_S)}.log"
     path.write_bytes(b"one\ntw")
-    world = World(tmp_path)
-    world.output.write(b"two\n")
-    world.output.close()
+    World(tmp_path).write(b"two\n")
     assert path.read_bytes() == b"one\ntw\ntwo\n"
 
 
@@ -155,8 +146,7 @@ def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
     assert list(world.files()) == ["work/t/t-000000.log"]
     (done / "t" / "t-000000.log").write_bytes(b"somebody else's")
     world.output.close()
-    world.output.write(b"two\n")
-    world.output.close()
+    world.write(b"two\n")
     assert world.files() == {
         "done/t/t-000000.log": b"somebody else's",
         "done/t/t-000001.log": b"one\n",
@@ -237,8 +227,7 @@ def test_a_member_torn_by_a_full_disk_is_cut_before_more_is_written(
     world, path = torn(tmp_path, **changes)
     with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
         world.output.write(random.randbytes(100_000))
-    world.output.write(b"after\n")
-    world.output.close()
+    world.write(b"after\n")
     assert read_whole(path) == b"whole\nafter\n"
 
 
@@ -283,9 +272,7 @@ def test_a_shared_file_is_not_cut(tmp_path: Path) -> None:
     with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
         world.output.write(b"x" * 5000)
     world.output.close()
-    again = World(tmp_path)
-    again.output.write(b"after\n")
-    again.output.close()
+    World(tmp_path).write(b"after\n")
     assert path.read_bytes() == b"whole\nanother's\n".ljust(4096, b"x") + b"\nafter\n"
 
 
@@ -294,4 +281,4 @@ def read_whole(path: Path) -> bytes:
     data = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(data)
-    return bytes(cramjam.zstd.decompress(data)) if path.suffix == ".zst" else data
+    return unpacked_zstd(data) if path.suffix == ".zst" else data

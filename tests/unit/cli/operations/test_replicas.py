@@ -6,14 +6,14 @@ import asyncio
 import json
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from martlet.cli.operations import replicas
-from martlet.cli.operations.replicas import ReplicasOptions, show_lines
-from martlet.options.flag import OptionError
+from martlet.cli.operations.replicas import show_lines
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.sqlite_store import SqliteStore
 from martlet.testing.ports import free_port
@@ -22,23 +22,30 @@ ADDRESSES = {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"}
 FOUND = ReplicaSet.first("a", ADDRESSES, broker="id").elected("a").with_in_sync(frozenset("ab"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"action": "shwo"}, "there is no action 'shwo'; did you mean 'show'"),
-        ({"action": "show", "metadata": ""}, "the metadata store is missing: give --metadata"),
-        ({"action": "add"}, "add takes one replica, not 0"),
-        ({"action": "add", "replicas": ("a", "b")}, "add takes one replica, not 2"),
-        ({"action": "show", "replicas": ("a",)}, "show takes no replica, not 1"),
-        ({"action": "create"}, "create takes the names of the replicas, not 0"),
-        ({"action": "set"}, "set what: give --copies or --min-in-sync"),
-        ({"action": "force", "replicas": ("a",)}, "give --accept-loss"),
-        ({"action": "remove", "replicas": ("a b",)}, "--replica=a b is not valid"),
-    ],
-)
-def test_wrong_options_are_refused(fields: dict[str, object], why: str) -> None:
-    with pytest.raises(OptionError, match=why):
-        ReplicasOptions(**({"metadata": "sqlite:x"} | fields))  # type: ignore[arg-type]
+def stored(
+    path: Path,
+    name: str = "martlet",
+    replica_set: ReplicaSet | None = None,
+    presences: Mapping[str, Presence] | None = None,
+) -> str:
+    """Write a store, and return the flag for it."""
+
+    async def write() -> None:
+        store = SqliteStore(path, name)
+        if replica_set is not None:
+            assert await store.swap(replica_set, 0)
+        for replica, presence in (presences or {}).items():
+            await store.announce(replica, presence)
+        await store.close()
+
+    path.touch()
+    asyncio.run(write())
+    return f"--metadata=sqlite:{path}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replicas.db"
 
 
 def test_a_replica_set_is_shown() -> None:
@@ -102,96 +109,79 @@ def test_the_replica_that_is_to_make_the_set_is_named(
     assert "there is no replica set" not in last, "it is said once"
 
 
-def test_a_replica_that_is_out_of_sync_says_why() -> None:
-    lines = show_lines(Seen(FOUND, 3, {"c": Presence(3, 4000, role="standby")}), {}, 1300)
-    assert lines[-1].endswith(
-        "the primary does not hear from it, or waits until it has the whole log"
-    )
+@pytest.mark.parametrize(
+    ("replica_set", "problem"),
+    [
+        (FOUND, "the primary does not hear from it, or waits until it has the whole log"),
+        (
+            FOUND.with_leaving("c"),
+            "its removal was begun: finish it with `martlet replicas remove c`, or keep it with"
+            " `martlet replicas add c`",
+        ),
+    ],
+    ids=["silent", "half removed"],
+)
+def test_a_replica_that_is_out_of_sync_says_why(replica_set: ReplicaSet, problem: str) -> None:
+    seen = Seen(replica_set, 3, {"c": Presence(3, 4000, role="standby")})
+    assert show_lines(seen, {}, 1300)[-1].endswith(problem)
 
 
 def test_a_replica_that_waits_for_its_set_does_not_listen_yet_and_runs(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "replicas.db"
-    path.touch()
     waiting = Presence(role="waiting", address=f"127.0.0.1:{free_port()}", is_whole=False)
-
-    async def write() -> None:
-        store = SqliteStore(path, "martlet")
-        await store.announce("b", waiting)
-        await store.close()
-
-    asyncio.run(write())
-    assert replicas.main(["show", f"--metadata=sqlite:{path}"]) == 0
+    assert replicas.main(["show", stored(path, presences={"b": waiting})]) == 0
     shown = capfd.readouterr().out
     assert "b        waiting" in shown
     assert waiting.address in shown
     assert "listens" not in shown
 
 
-def test_a_removal_that_was_begun_and_not_finished_is_shown() -> None:
-    presences = {"c": Presence(3, 4000, role="standby")}
-    lines = show_lines(Seen(FOUND.with_leaving("c"), 3, presences), {}, 1300)
-    assert lines[-1].endswith(
-        "its removal was begun: finish it with `martlet replicas remove c`, or keep it with"
-        " `martlet replicas add c`"
+IN_SYNC = {names: FOUND.with_in_sync(frozenset(names)) for names in ("a", "ab", "abc")}
+WITH_D = IN_SYNC["abc"].with_replica("d", "10.0.0.4:4153")
+WITHOUT_B = IN_SYNC["a"].without_replica("b")
+REFUSES = "warning: the loss of any one replica makes the broker refuse messages: add one, or"
+UNTIL_TWO = "warning: messages are refused until 2 replicas are in sync, now it is a"
+A_ALONE = (
+    "warning: a alone is in sync: until another one is, its loss stops the broker, and may lose"
+    " messages"
+)
+
+
+def until_another(names: str) -> str:
+    return (
+        f"warning: until another replica than {names} is in sync, the loss of one of them makes"
+        " the broker refuse messages"
     )
 
 
-REFUSES = "warning: the loss of any one replica makes the broker refuse messages: add one, or"
-
-
 @pytest.mark.parametrize(
-    ("copies", "least", "in_sync", "said"),
+    ("after", "copies", "least", "head", "warnings"),
     [
-        (2, 1, "abc", ["set; 3 replicas, 2 copies, at least 2 -> 1 in sync"]),
-        (2, 2, "abc", ["set; 3 replicas, 2 copies, at least 2 in sync"]),
+        (IN_SYNC["abc"], 2, 1, "set; 3 replicas, 2 copies, at least 2 -> 1 in sync", []),
+        (IN_SYNC["abc"], 2, 2, "set; 3 replicas, 2 copies, at least 2 in sync", []),
         (
-            3,
-            3,
-            "abc",
-            [
-                "set; 3 replicas, 2 -> 3 copies, at least 2 -> 3 in sync",
-                f"{REFUSES} `martlet replicas set --min-in-sync=2`",
-            ],
+            *(IN_SYNC["abc"], 3, 3, "set; 3 replicas, 2 -> 3 copies, at least 2 -> 3 in sync"),
+            [f"{REFUSES} `martlet replicas set --min-in-sync=2`"],
         ),
         (
-            2,
-            2,
-            "ab",
-            [
-                "set; 3 replicas, 2 copies, at least 2 in sync",
-                "warning: until another replica than a, b is in sync, the loss of one of them"
-                " makes the broker refuse messages",
-            ],
+            *(IN_SYNC["ab"], 2, 2, "set; 3 replicas, 2 copies, at least 2 in sync"),
+            [until_another("a, b")],
         ),
+        (IN_SYNC["a"], 2, 1, "set; 3 replicas, 2 copies, at least 2 -> 1 in sync", [A_ALONE]),
+        (IN_SYNC["a"], 2, 2, "set; 3 replicas, 2 copies, at least 2 in sync", [UNTIL_TWO]),
         (
-            2,
-            1,
-            "a",
-            [
-                "set; 3 replicas, 2 copies, at least 2 -> 1 in sync",
-                "warning: a alone is in sync: until another one is, its loss stops the broker, and"
-                " may lose messages",
-            ],
+            *(WITH_D, 3, 3, "set; 3 -> 4 replicas, 2 -> 3 copies, at least 2 -> 3 in sync"),
+            [until_another("a, b, c")],
         ),
-        (
-            2,
-            2,
-            "a",
-            [
-                "set; 3 replicas, 2 copies, at least 2 in sync",
-                "warning: messages are refused until 2 replicas are in sync, now it is a",
-            ],
-        ),
+        (WITHOUT_B, 2, 2, "set; 3 -> 2 replicas, 2 copies, at least 2 in sync", [UNTIL_TWO]),
     ],
 )
 def test_a_change_says_what_changes_and_when_messages_are_refused(
-    copies: int, least: int, in_sync: str, said: list[str]
+    after: ReplicaSet, copies: int, least: int, head: str, warnings: list[str]
 ) -> None:
-    after = replace(FOUND, wanted_copies=copies, min_in_sync=least)
-    after = after.with_in_sync(frozenset(in_sync))
-    assert replicas.changed_lines("set", FOUND, after) == said
+    after = replace(after, wanted_copies=copies, min_in_sync=least)
+    assert replicas.changed_lines("set", FOUND, after) == [head, *warnings]
 
 
 @pytest.mark.parametrize(
@@ -211,88 +201,47 @@ def test_a_change_says_what_changes_and_when_messages_are_refused(
                 "a becomes the primary, and takes messages alone: once others are in sync, give"
                 " `martlet replicas set --min-in-sync=2`; 3 replicas, 2 copies, at least 2 -> 1 in"
                 " sync",
-                "warning: a alone is in sync: until another one is, its loss stops the broker, and"
-                " may lose messages",
+                A_ALONE,
             ],
         ),
     ],
 )
 def test_a_forced_primary_says_what_is_left_to_do(
-    names: str, said: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    names: str, said: list[str], path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "replicas.db"
     before = ReplicaSet.first("a", {name: ADDRESSES[name] for name in names}, broker="id")
     before = before.elected("a").with_in_sync(frozenset(names))
-
-    async def write() -> None:
-        store = SqliteStore(path, "martlet")
-        assert await store.swap(before, 0)
-        await store.announce("a", Presence(1, role="standby", broker="id"))
-        await store.close()
-
-    asyncio.run(write())
-    assert replicas.main(["force", "a", "--accept-loss", f"--metadata=sqlite:{path}"]) == 0
+    presences = {"a": Presence(1, role="standby", broker="id")}
+    metadata = stored(path, replica_set=before, presences=presences)
+    assert replicas.main(["force", "a", "--accept-loss", metadata]) == 0
     assert capfd.readouterr().out.splitlines() == said
 
 
-def test_a_replica_more_changes_what_a_majority_is() -> None:
-    added = FOUND.with_in_sync(frozenset("abc")).with_replica("d", "10.0.0.4:4153")
-    added = replace(added, wanted_copies=3, min_in_sync=3)
-    assert replicas.changed_lines("added d", FOUND, added) == [
-        "added d; 3 -> 4 replicas, 2 -> 3 copies, at least 2 -> 3 in sync",
-        "warning: until another replica than a, b, c is in sync, the loss of one of them makes the"
-        " broker refuse messages",
-    ]
-
-
-def test_a_replica_less_says_that_messages_are_refused_where_they_are() -> None:
-    before = FOUND.with_in_sync(frozenset("a"))
-    after = replace(before.without_replica("b"), min_in_sync=2)
-    assert replicas.changed_lines("removed b", before, after) == [
-        "removed b; 3 -> 2 replicas, 2 copies, at least 2 in sync",
-        "warning: messages are refused until 2 replicas are in sync, now it is a",
-    ]
-
-
 def test_the_sets_that_there_are_are_named_where_another_one_is_asked_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "replicas.db"
-
-    async def write() -> None:
-        store = SqliteStore(path, "broker-0")
-        await store.swap(FOUND, 0)
-        await store.close()
-
-    asyncio.run(write())
-    assert replicas.main(["show", f"--metadata=sqlite:{path}", "--replica-set=WRONG"]) == 1
+    metadata = stored(path, "broker-0", FOUND)
+    assert replicas.main(["show", metadata, "--replica-set=WRONG"]) == 1
     assert "there is no replica set WRONG; there is broker-0" in capfd.readouterr().err
 
 
 def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its presence lasts for 3 s, and the set has it in sync until the primary misses it."""
-    path = tmp_path / "replicas.db"
     with socket.create_server(("127.0.0.1", 0)) as alive, socket.socket() as killed:
         killed.bind(("127.0.0.1", 0))  # Nothing listens there.
         addresses = {
             name: f"127.0.0.1:{replica.getsockname()[1]}"
             for name, replica in (("a", alive), ("b", killed))
         }
-
-        async def write() -> None:
-            store = SqliteStore(path, "martlet")
-            replica_set = ReplicaSet.first("a", addresses, broker="id").elected("a")
-            assert await store.swap(replica_set.with_in_sync(frozenset("ab")), 0)
-            for name, role in (("a", "primary"), ("b", "standby")):
-                await store.announce(
-                    name, Presence(1, role=role, address=addresses[name], broker="id")
-                )
-            await store.close()
-
-        asyncio.run(write())
-        assert replicas.main(["show", f"--metadata=sqlite:{path}"]) == 0
+        both = ReplicaSet.first("a", addresses, broker="id").elected("a")
+        presences = {
+            name: Presence(1, role=role, address=addresses[name], broker="id")
+            for name, role in (("a", "primary"), ("b", "standby"))
+        }
+        metadata = stored(path, "martlet", both.with_in_sync(frozenset("ab")), presences)
+        assert replicas.main(["show", metadata]) == 0
     shown = capfd.readouterr().out
     assert "2 of 2 in sync (b not reachable), 2 copies of each message" in shown
     why = f"nothing listens at {addresses['b']}: it is just starting, or has just ended"
@@ -300,22 +249,11 @@ def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(
     assert re.search("a +primary +yes ", shown)
 
 
-def written(path: Path, *names: str) -> None:
-    async def write() -> None:
-        for name in names:
-            store = SqliteStore(path, name)
-            assert await store.swap(FOUND, 0)
-            await store.close()
-
-    asyncio.run(write())
-
-
 def test_the_only_set_of_a_store_needs_no_name(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "replicas.db"
-    written(path, "broker-0")
-    assert replicas.main(["show", f"--metadata=sqlite:{path}", "--json"]) == 0
+    metadata = stored(path, "broker-0", FOUND)
+    assert replicas.main(["show", metadata, "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert (shown["primary"], shown["epoch"]) == ("a", 1)
     assert shown["replicas"][2] == {
@@ -325,10 +263,10 @@ def test_the_only_set_of_a_store_needs_no_name(
         "is_in_sync": False,
         "is_running": False,
     }
-    written(path, "broker-1")
-    assert replicas.main([f"--metadata=sqlite:{path}"]) == 1
+    stored(path, "broker-1", FOUND)
+    assert replicas.main([metadata]) == 1
     assert "there are several replica sets, broker-0, broker-1" in capfd.readouterr().err
-    assert replicas.main([f"--metadata=sqlite:{path}", "--replica-set=broker-1"]) == 0
+    assert replicas.main([metadata, "--replica-set=broker-1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -347,9 +285,8 @@ def test_a_store_that_is_not_there_is_named(
 
 
 def test_replicas_that_do_not_run_cannot_make_a_set(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "replicas.db"
     path.touch()
     arguments = ["create", "a", "b", f"--metadata=sqlite:{path}", "--timeout=200ms"]
     assert replicas.main(arguments) == 1

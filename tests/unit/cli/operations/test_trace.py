@@ -1,11 +1,8 @@
 """The text of ``martlet trace``."""
 
-from typing import Any
-
 import pytest
 
-from martlet.cli.operations.trace import TraceOptions, text
-from martlet.options.flag import OptionError
+from martlet.cli.operations.trace import text
 from martlet.schema.traces import FoundMessages, MessageStanding, TracedMessage
 
 
@@ -37,19 +34,3 @@ def test_a_message_whose_time_has_passed_waits_for_a_consumer(due_ns: int, line:
     )
     answer = FoundMessages(messages=(message,), is_complete=True, are_traced=False, log_since_ns=0)
     assert f"\n{line}" in text(message, answer).decode()
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({}, "give either a message's --id or a --key"),
-        ({"id": "0" * 16, "key": "k"}, "give either a message's --id or a --key"),
-        ({"key": "k", "topic": "a b"}, "--topic=a b is not valid: 1 to 64 of the characters"),
-    ],
-)
-@pytest.mark.parametrize("where", [{"nsqd_http_addresses": ("h:1",)}, {"data_path": "x"}])
-def test_a_wrong_search_is_refused_before_it_begins(
-    options: dict[str, Any], why: str, where: dict[str, Any]
-) -> None:
-    with pytest.raises(OptionError, match=why):
-        TraceOptions(**where, **options)
