@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import TypeVar
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
@@ -11,6 +12,8 @@ from martlet.log.record import BadRecord, RecordKind, read_header
 from martlet.log.storage import Segment
 from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.shipping import piece
+
+LogT = TypeVar("LogT", CommitLog, CopiedLog)
 
 
 def end_in(segment: Segment, start: int, position: int) -> int:
@@ -29,6 +32,14 @@ def end_in(segment: Segment, start: int, position: int) -> int:
         if header.kind == RecordKind.SEGMENT_END:
             break
     return at
+
+
+def flushed(log: LogT) -> LogT:
+    """Flush a log. Returns it."""
+    job = log.flush_job()
+    job.run()
+    log.flushed(job)
+    return log
 
 
 def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1 << 40) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.property.log.feed import end_in, feed, join, mend
+from tests.property.log.feed import end_in, feed, flushed, join, mend
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy
@@ -89,9 +89,7 @@ class CopyMachine(RuleBasedStateMachine):
 
     @rule()
     def flush_primary(self) -> None:
-        job = self.primary.flush_job()
-        job.run()
-        self.primary.flushed(job)
+        flushed(self.primary)
 
     @precondition(lambda self: len(self.primary.segments) > 2)
     @rule(pick=st.integers(0, 5))

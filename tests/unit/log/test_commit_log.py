@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 
 import pytest
+from tests.property.log.feed import flushed
 
 from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog, WritesRefused
@@ -21,6 +22,16 @@ def new_log(storage: SimulatedStorage, position: int = 0, durable: int = 0) -> C
     return CommitLog(storage, storage.segments(), position, 1, SEGMENT_BYTES, durable)
 
 
+@pytest.fixture
+def storage() -> SimulatedStorage:
+    return SimulatedStorage(Random(1))
+
+
+@pytest.fixture
+def log(storage: SimulatedStorage) -> CommitLog:
+    return new_log(storage)
+
+
 def append(log: CommitLog, content: bytes = b"x" * 200) -> int:
     return log.append_journal(RecordKind.CURSOR, content, topic=1, stored_at_ns=1)
 
@@ -30,14 +41,7 @@ def many(act: Callable[[], object]) -> None:
         act()
 
 
-def flush(log: CommitLog) -> None:
-    job = log.flush_job()
-    job.run()
-    log.flushed(job)
-
-
-def test_segments_follow_each_other_and_records_never_cross_their_ends() -> None:
-    log = new_log(SimulatedStorage(Random(1)))
+def test_segments_follow_each_other_and_records_never_cross_their_ends(log: CommitLog) -> None:
     positions = [append(log) for _ in range(60)]
     assert [segment.base for segment in log.segments] == list(
         range(0, len(log.segments) * SEGMENT_BYTES, SEGMENT_BYTES)
@@ -49,22 +53,19 @@ def test_segments_follow_each_other_and_records_never_cross_their_ends() -> None
         assert position // SEGMENT_BYTES == (position + 279) // SEGMENT_BYTES
 
 
-def test_each_segment_begins_with_the_head_of_its_owner() -> None:
-    log = new_log(SimulatedStorage(Random(1)))
+def test_each_segment_begins_with_the_head_of_its_owner(log: CommitLog) -> None:
     heads: list[int] = []
 
-    def head() -> None:
-        heads.append(append(log, b"head" * 10))
-
-    log.on_roll = head
+    log.on_roll = lambda: heads.append(append(log, b"head" * 10))
     for _ in range(30):
         append(log)
     assert heads == [segment.base for segment in log.segments[1:]]
 
 
 @pytest.mark.parametrize("size", [1500, 1800, 1968, 2048, 4000, 9001])
-def test_a_record_that_does_not_fit_behind_a_head_does_not_roll_for_ever(size: int) -> None:
-    log = new_log(SimulatedStorage(Random(1)))
+def test_a_record_that_does_not_fit_behind_a_head_does_not_roll_for_ever(
+    log: CommitLog, size: int
+) -> None:
 
     def head() -> None:
         append(log, b"head" * 100)
@@ -79,8 +80,7 @@ def test_a_record_that_does_not_fit_behind_a_head_does_not_roll_for_ever(size: i
     assert len(log.segments) <= 8
 
 
-def test_a_head_longer_than_a_segment_goes_on_in_the_next() -> None:
-    log = new_log(SimulatedStorage(Random(1)))
+def test_a_head_longer_than_a_segment_goes_on_in_the_next(log: CommitLog) -> None:
 
     def head() -> None:
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_a_full_disk_refuses_messages_and_lets_the_journal_have_the_reserve() ->
     assert len(log.segments) == 4
     with pytest.raises(WritesRefused, match="the disk is full"):
         many(lambda: append(log, b"z" * 1500))
-    flush(log)
+    flushed(log)
     log.retire(log.segments[0])
     log.retire(log.segments[0])
     publish()
@@ -117,10 +117,10 @@ def test_a_full_disk_refuses_messages_and_lets_the_journal_have_the_reserve() ->
 
 
 def test_a_segment_that_cannot_be_made_refuses_and_is_tried_again(
+    storage: SimulatedStorage,
+    log: CommitLog,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
     create = storage.create
 
     def fails(base: int, capacity: int) -> None:
@@ -134,9 +134,7 @@ def test_a_segment_that_cannot_be_made_refuses_and_is_tried_again(
     assert (log.full, log.failed) == (None, None)
 
 
-def test_a_write_that_fails_is_the_last() -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_write_that_fails_is_the_last(storage: SimulatedStorage, log: CommitLog) -> None:
     append(log)
     storage.write_error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(WritesRefused, match="writing to the log failed"):
@@ -146,9 +144,7 @@ def test_a_write_that_fails_is_the_last() -> None:
         append(log)
 
 
-def test_a_flush_that_fails_is_not_tried_again() -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_flush_that_fails_is_not_tried_again(storage: SimulatedStorage, log: CommitLog) -> None:
     append(log)
     storage.flush_error = OSError(errno.EIO, "Input/output error")
     job = log.flush_job()
@@ -161,9 +157,9 @@ def test_a_flush_that_fails_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_write_that_a_full_disk_fails_is_tried_again(number: int) -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_write_that_a_full_disk_fails_is_tried_again(
+    storage: SimulatedStorage, log: CommitLog, number: int
+) -> None:
     append(log)
     position = log.position
     storage.write_error = OSError(number, "no space")
@@ -198,9 +194,9 @@ def test_of_entries_that_a_full_disk_refused_none_comes_back() -> None:
 
 
 @pytest.mark.parametrize("whole_entries", [0, 1])
-def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other(whole_entries: int) -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other(
+    storage: SimulatedStorage, log: CommitLog, whole_entries: int
+) -> None:
 
     def head() -> None:
         for _ in range(whole_entries):
@@ -226,7 +222,7 @@ def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other(whole_entr
     log.flushed(jobs[0])
     assert cut_short.base + cut_short.capacity == last.base == log.durable_position
     assert not log.is_releasable(first)
-    flush(log)
+    flushed(log)
     assert log.is_releasable(first), "the next head is whole"
 
 
@@ -243,19 +239,19 @@ def test_a_flush_that_a_full_disk_fails_is_tried_again_with_what_is_in_doubt() -
         with pytest.raises(WritesRefused, match="make room on the disk; it is tried again"):
             append(log)
         storage.flush_error = None
-        flush(log)
+        flushed(log)
         assert (log.failed, log.durable_position) == (None, log.position)
         many(partial(append, log))
-        flush(log)
+        flushed(log)
         assert fsync_marker.doubtful_from(storage) is None
         report = RecoveryReport()
         after = storage.crash(power=True)
         assert len(list(scan(after.segments(), 0, report))) == 200
 
 
-def test_a_flush_is_not_tried_again_if_what_is_in_doubt_is_gone() -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_flush_is_not_tried_again_if_what_is_in_doubt_is_gone(
+    storage: SimulatedStorage, log: CommitLog
+) -> None:
     append(log)
     storage.flush_error = OSError(errno.ENOSPC, "no space")
     with pytest.raises(OSError, match="no space") as raised:
@@ -278,9 +274,8 @@ def test_only_flushed_records_must_survive_a_power_cut() -> None:
         log = new_log(storage)
         for _ in range(10):
             append(log)
-        flush(log)
+        durable = flushed(log).position
         assert log.durable_position == log.position
-        durable = log.position
         for _ in range(10):
             append(log)
         after = storage.crash(power=True)
@@ -290,16 +285,14 @@ def test_only_flushed_records_must_survive_a_power_cut() -> None:
         ]
         kept += all(there)
         for segment in after.segments():
-            flushed = max(0, min(segment.capacity, durable - segment.base))
+            flushed_bytes = max(0, min(segment.capacity, durable - segment.base))
             original = log.find(segment.base)
             assert original is not None
-            assert segment.view[:flushed] == original.view[:flushed]
+            assert segment.view[:flushed_bytes] == original.view[:flushed_bytes]
     assert 0 < kept < 30, "some power cuts lose something, and not all lose everything"
 
 
-def test_a_flush_covers_an_unfinished_one() -> None:
-    storage = SimulatedStorage(Random(1))
-    log = new_log(storage)
+def test_a_flush_covers_an_unfinished_one(log: CommitLog) -> None:
     for _ in range(20):
         append(log)
     first, second = log.flush_job(), log.flush_job()
@@ -328,7 +321,7 @@ def test_positions_go_on_behind_a_hole() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     append(log)
-    flush(log)
+    flushed(log)
     storage = storage.crash()
     log = new_log(storage, 10 * SEGMENT_BYTES)
     assert append(log) == 10 * SEGMENT_BYTES

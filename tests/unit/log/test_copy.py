@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.property.log.feed import feed
+from tests.property.log.feed import feed, flushed
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy
@@ -38,18 +38,24 @@ def test_bytes_in_any_pieces_are_records_when_they_are_whole(
     copy, _ = open_copy(storage)
     feed(primary, copy, Random(3))
     assert copy.position == copy.end_position == primary.position
-    assert [bytes(payload(*record))[:1] for record in copy.records(0, copy.position)] == [
-        b"%d" % number for number in range(9)
-    ]
-    job = copy.flush_job()
-    job.run()
-    copy.flushed(job)
+    assert firsts(copy) == [b"%d" % number for number in range(9)]
+    flushed(copy)
     assert copy.durable_position == copy.position
     storage.close()
     again, report = open_copy(DiskStorage(tmp_path))
     assert again.position == primary.position
     assert not report.damaged
     again.storage.close()
+
+
+def storage_of(copy: CopiedLog) -> SimulatedStorage:
+    assert isinstance(copy.storage, SimulatedStorage)
+    return copy.storage
+
+
+def firsts(copy: CopiedLog) -> list[bytes]:
+    """The number of each record that the copy has undamaged."""
+    return [bytes(payload(*record))[:1] for record in copy.records(0, copy.position)]
 
 
 def begun(primary: CommitLog, length: int) -> CopiedLog:
@@ -95,16 +101,12 @@ def test_bytes_damaged_everywhere_are_copied_and_passed_over(primary: CommitLog)
     source[1000] ^= 1
     copy.write_damaged(640, source[640:1280])
     copy.write(1280, source[1280:1920])
-    assert [bytes(payload(*record))[:1] for record in copy.records(0, copy.position)] == [
-        b"0",
-        b"2",
-    ]
+    assert firsts(copy) == [b"0", b"2"]
 
 
 def test_a_copy_whose_disk_has_failed_takes_nothing_more(primary: CommitLog) -> None:
     copy = begun(primary, 640)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     storage.write_error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(CopyRefused, match="writing to the log failed"):
         copy.write(640, primary.segments[0].view[640:1280])
@@ -115,8 +117,7 @@ def test_a_copy_whose_disk_has_failed_takes_nothing_more(primary: CommitLog) -> 
 
 def test_a_copy_goes_on_once_a_full_disk_has_space(primary: CommitLog) -> None:
     copy = begun(primary, 640)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     storage.write_error = OSError(errno.ENOSPC, "no space")
     writes = partial(copy.write, 640, primary.segments[0].view[640:1920])
     for act in (writes, copy.restart):
@@ -148,8 +149,7 @@ def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: Co
     """A flush under way took the segment for flushed, and a power cut left a hole."""
     for seed in range(20):
         copy = begun(primary, 3840)
-        storage = copy.storage
-        assert isinstance(storage, SimulatedStorage)
+        storage = storage_of(copy)
         storage.random.seed(seed)
         primary_end = primary.segments[0].view[copy.received_position : SEGMENT_BYTES]
         job = copy.flush_job()
@@ -159,9 +159,7 @@ def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: Co
         second = primary.segments[1]
         copy.begin_segment(second.base, second.capacity)
         copy.write(second.base, second.view[: primary.position - second.base])
-        job = copy.flush_job()
-        job.run()
-        copy.flushed(job)
+        flushed(copy)
         again, report = open_copy(storage.crash(power=True))
         assert not report.damaged
         assert again.position == copy.durable_position == primary.position
@@ -178,11 +176,8 @@ def test_a_segment_without_durable_records_is_not_acknowledged(primary: CommitLo
     copy.write(second.base, second.view[: primary.position - second.base])
     copy.flushed(job)
     assert (copy.durable_position, copy.durable_end_position) == (second.base, end)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
-    job = copy.flush_job()
-    job.run()
-    copy.flushed(job)
+    storage = storage_of(copy)
+    flushed(copy)
     assert copy.durable_end_position == copy.end_position
     again, _ = open_copy(storage.crash(power=True))
     assert again.end_position == copy.end_position
@@ -190,34 +185,26 @@ def test_a_segment_without_durable_records_is_not_acknowledged(primary: CommitLo
 
 def test_what_is_damaged_is_kept_apart_and_repaired(primary: CommitLog) -> None:
     copy = begun(primary, 3200)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     good = bytes(primary.segments[0].view[640:1280])
     storage.segment_bytes_of(0)[1000] ^= 1
     found, _ = open_copy(storage.crash())
     assert (found.position, found.damaged) == (3200, [(640, 1280)])
-    assert [bytes(payload(*record))[:1] for record in found.records(0, 3200)] == [
-        b"0",
-        b"2",
-        b"3",
-        b"4",
-    ]
-
+    assert firsts(found) == [b"0", b"2", b"3", b"4"]
     with pytest.raises(CopyRefused, match="nothing is to be repaired"):
         found.repair(0, good)
     with pytest.raises(CopyRefused, match="a bad record was received"):
         found.repair(640, good[:-8])
     assert found.segments[0].view[640:1280] != good
     found.repair(640, good)
-    again, _ = open_copy(found.storage.crash(power=True))  # type: ignore[attr-defined]
+    again, _ = open_copy(storage_of(found).crash(power=True))
     assert again.damaged == []
     assert len(list(again.records(0, 3200))) == 5
 
 
 def test_damage_at_a_cut_is_still_damage(primary: CommitLog) -> None:
     copy = begun(primary, 3200)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     storage.segment_bytes_of(0)[1000] ^= 1
     storage.segment_bytes_of(0)[1400] ^= 1
     found, _ = open_copy(storage.crash())
@@ -230,8 +217,7 @@ def test_a_segment_that_is_cut_off_is_not_used_again() -> None:
     """In the same place its records would be good again."""
     primary = make_primary()
     copy = begun(primary, 3840 + HEADER_BYTES)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     second = primary.segments[1]
     copy.begin_segment(second.base, second.capacity)
     spares = storage.spare_count
@@ -276,8 +262,7 @@ def test_nothing_follows_the_end_of_a_segment(primary: CommitLog) -> None:
 
 def test_a_copy_can_be_read_after_a_cut_has_failed(primary: CommitLog) -> None:
     copy = begun(primary, 3200)
-    storage = copy.storage
-    assert isinstance(storage, SimulatedStorage)
+    storage = storage_of(copy)
     storage.flush_error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="Input/output"):
         copy.cut(0, 2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.property.log.feed import flushed
 
 from martlet.log import cut
 from martlet.log.commit_log import CommitLog
@@ -19,6 +21,12 @@ from martlet.log.storage import DiskStorage, Segment, Storage
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 4096
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[DiskStorage]:
+    with closing(DiskStorage(tmp_path)) as storage:
+        yield storage
 
 
 def written(storage: Storage, entries: int, body_bytes: int = 600) -> tuple[CommitLog, list[int]]:
@@ -51,23 +59,21 @@ def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: 
     gone = cut_off(storage, segments, positions[3], log.position, epoch=7)
     assert (gone.start, gone.end) == (positions[3], log.position)
     assert gone.kept_bytes == gone.written_bytes == len(tail)
-    assert b"".join((tmp_path / name).read_bytes() for name in gone.kept) == tail
+    assert b"".join((storage.folder / name).read_bytes() for name in gone.kept) == tail
     assert gone.kept[0] == f"cut/0000000007-{positions[3]:020d}.log"
     assert entries_in(segments) == 3
     assert not any(segments[0].view[positions[3] :])
     # Not even as a spare: with the same base its records would be good ones.
     assert storage.spare_sizes() == []
     storage.close()
-    storage = DiskStorage(tmp_path)
-    segments = storage.segments()
-    assert finish_cut(storage, segments) is None
-    assert entries_in(segments) == 3
-    storage.close()
+    with closing(DiskStorage(storage.folder)) as again:
+        segments = again.segments()
+        assert finish_cut(again, segments) is None
+        assert entries_in(segments) == 3
 
 
-def test_the_empty_rest_of_a_segment_is_not_kept(tmp_path: Path) -> None:
+def test_the_empty_rest_of_a_segment_is_not_kept(storage: DiskStorage) -> None:
     """A standby that had only what ends a segment kept 100 MB of zeros, and said so as a loss."""
-    storage = DiskStorage(tmp_path)
     log, _ = written(storage, 20, body_bytes=700)
     segments = log.segments
     first, second = segments[:2]
@@ -77,46 +83,39 @@ def test_the_empty_rest_of_a_segment_is_not_kept(tmp_path: Path) -> None:
     gone = cut_off(storage, segments, end, second.base, epoch=7)
     assert (gone.written_bytes, gone.kept, gone.kept_bytes) == (0, [], 0)
     assert storage.names("cut") == []
-    storage.close()
 
 
-def test_what_is_no_record_is_kept_up_to_its_last_byte(tmp_path: Path) -> None:
+def test_what_is_no_record_is_kept_up_to_its_last_byte(storage: DiskStorage) -> None:
     """A record of which only a part has come, with bytes that are zero at its end or within it."""
-    storage = DiskStorage(tmp_path)
     log, positions = written(storage, 2)
     (segment,) = log.segments
     data = b"\0\0part\0of a record" + bytes(500)
     segment.write(data, log.position)
     gone = cut_off(storage, log.segments, positions[1], SEGMENT_BYTES, epoch=7)
     (name,) = gone.kept
-    kept = (tmp_path / name).read_bytes()
+    kept = (storage.folder / name).read_bytes()
     assert kept.endswith(b"\0\0part\0of a record")
     assert gone.written_bytes == gone.kept_bytes == len(kept)
     assert len(kept) == log.position - positions[1] + len(data) - 500
-    storage.close()
 
 
-def test_a_last_record_is_kept_with_the_zeros_in_it(tmp_path: Path) -> None:
-    storage = DiskStorage(tmp_path)
+def test_a_last_record_is_kept_with_the_zeros_in_it(storage: DiskStorage) -> None:
     log = CommitLog(storage, [], 0, 1, SEGMENT_BYTES)
     at = log.append_journal(RecordKind.TOPOLOGY, bytes(700), topic=1, stored_at_ns=1)
     end = log.position
     gone = cut_off(storage, log.segments, at, SEGMENT_BYTES, epoch=7)
     assert gone.written_bytes == end - at > 700
-    storage.close()
 
 
-def test_a_cut_that_was_begun_is_made_whole_by_the_next_start(tmp_path: Path) -> None:
-    storage = DiskStorage(tmp_path)
+def test_a_cut_that_was_begun_is_made_whole_by_the_next_start(storage: DiskStorage) -> None:
     log, positions = written(storage, 12)
     storage.replace(cut.NAME, b"%d %d" % (positions[8], log.position))
     # Until then a reader of the folder sees what will be left.
-    assert entries_in(Folder(tmp_path).segments()) == 8
+    assert entries_in(Folder(storage.folder).segments()) == 8
     segments = log.segments
     assert finish_cut(storage, segments) == positions[8]
     assert entries_in(segments) == 8
     assert finish_cut(storage, segments) is None
-    storage.close()
 
 
 def test_zeros_that_a_failed_flush_left_in_memory_are_written_again(
@@ -126,9 +125,7 @@ def test_zeros_that_a_failed_flush_left_in_memory_are_written_again(
     for seed in range(20):
         storage = SimulatedStorage(Random(seed))
         log, positions = written(storage, 4)
-        job = log.flush_job()
-        job.run()
-        log.flushed(job)
+        flushed(log)
         storage.flush_error = OSError(errno.EIO, "Input/output error")
         monkeypatch.setattr(storage, "replace", fails_later(storage))
         with pytest.raises(OSError, match="Input/output"):
@@ -162,18 +159,12 @@ def test_a_full_disk_keeps_what_fits_of_a_tail_and_cuts_it_all() -> None:
     assert entries_in(log.segments) == 3
 
 
-def test_the_tails_of_old_cuts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tails_of_old_cuts_go(storage: DiskStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "MAX_KEPT_FILES", 3)
-    storage = DiskStorage(tmp_path)
     log, positions = written(storage, 6)
     (segment,) = log.segments
     record = bytes(segment.view[positions[1] : positions[2]])
     for epoch in range(2, 8):
         segment.write(record, positions[1])
         cut_off(storage, log.segments, positions[1], positions[2], epoch)
-    assert [name[:10] for name in storage.names("cut")] == [
-        "0000000005",
-        "0000000006",
-        "0000000007",
-    ]
-    storage.close()
+    assert [name[:10] for name in storage.names("cut")] == [f"{n:010}" for n in (5, 6, 7)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from tests.property.log.feed import flushed
 
 from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.epochs import EpochRange
@@ -94,9 +95,7 @@ class Host:
             self.acknowledge(name, self.log.position)
 
     def flush(self) -> None:
-        job = self.log.flush_job()
-        job.run()
-        self.log.flushed(job)
+        flushed(self.log)
         self.primary.flushed(self.now_ns)
 
     def acknowledge(

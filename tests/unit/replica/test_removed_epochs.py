@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.property.log.feed import flushed
 from tests.unit.replica.test_primary import FakeLink
 from tests.unit.replica.test_replica import ALL, SEGMENT_BYTES
-from tests.unit.replica.test_shipping import append, empty, flushed, log_of, ship
+from tests.unit.replica.test_shipping import append, empty, log_of, ship
 
 from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.log.copy import CopiedLog

@@ -14,6 +14,10 @@ from martlet.replica.candidate import Candidate
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
 from martlet.replica.note import NAME, NO_LIFE, Life, ReplicaNote
 from martlet.replica.primary import SECOND_NS, Primary
+from martlet.replica.frames import FrameKind, ReplicaGreeting
+from martlet.replica.life import NO_LIFE, Life
+from martlet.replica.note import NAME, ReplicaNote
+from martlet.replica.primary import Primary
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.replica.standby import Standby
 from martlet.testing import SimulatedStorage
@@ -24,8 +28,7 @@ def claim(host: FakeHost, document: ReplicaSet, version: int) -> tuple[ReplicaSe
     host.polls(document, version)
     swapped, of_version = host.swaps.pop()
     assert of_version == version
-    host.replica.swapped(swapped, version + 1, host.now_ns)
-    host.polls(swapped, version + 1)
+    host.wins(swapped, version + 1)
     assert host.replica.is_member
     return swapped, version + 1
 
@@ -82,11 +85,8 @@ def test_a_process_that_was_replaced_stands_down_for_good() -> None:
 def test_a_primary_that_was_replaced_stands_down() -> None:
     old, new = FakeHost("a"), FakeHost("a")
     document, version = claim(old, FIRST, 1)
-    old.wait(0)
-    old.wait(0.2)
-    swapped, _ = old.swaps.pop()
-    old.replica.swapped(swapped, version + 1, old.now_ns)
-    old.polls(swapped, version + 1)
+    swapped = old.elects()
+    old.wins(swapped, version + 1)
     assert isinstance(old.replica.role, Primary)
     grown = swapped.with_in_sync(frozenset("abc"))
     document, version = claim(new, grown, version + 1)
@@ -189,29 +189,19 @@ def primary_folder() -> SimulatedStorage:
 @pytest.mark.parametrize("instance", ["", "another process"])
 def test_a_primary_takes_no_greeting_of_a_process_that_is_not_the_replica(instance: str) -> None:
     host = primary()
-    role = host.replica.role
-    assert isinstance(role, Primary)
+    role = host.leading
     role.replica_set = role.replica_set.claimed("b", Life(9, "process", "folder"), "address")
-    link = FakeLink()
-    hello = ReplicaGreeting("id", "b", [], [], instance=instance).pack()
-    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
+    link = host.greeted("b", instance=instance)
     assert (link.kinds, link.is_closed) == ([FrameKind.FENCED], True)
     assert role.standbys == {}
-    link = FakeLink()
-    hello = ReplicaGreeting("id", "b", [], [], instance="process").pack()
-    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
-    assert link.kinds == [FrameKind.WELCOME]
+    assert host.greeted("b", instance="process").kinds == [FrameKind.WELCOME]
 
 
 def test_nor_of_one_whose_claim_it_has_not_read() -> None:
     """Another process may have claimed the name since."""
     host = primary()
-    role = host.replica.role
-    assert isinstance(role, Primary)
-    link = FakeLink()
-    hello = ReplicaGreeting("id", "b", [], [], instance="process").pack()
-    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
-    assert (link.is_closed, role.standbys) == (True, {})
+    link = host.greeted("b", instance="process")
+    assert (link.is_closed, host.leading.standbys) == (True, {})
 
 
 def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
@@ -220,7 +210,7 @@ def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
     host.acknowledge("b", host.log.position)
     before = host.confirmed_position
     claimed = host.primary.replica_set.claimed("b", Life(9, "new", "folder"), "address")
-    host.primary.polled(Seen(claimed, 8, {}), host.now_ns, host.now_ns)
+    host.polled(claimed, 8)
     assert host.links["b"].is_closed
     host.append()
     host.wait(0)
@@ -241,31 +231,23 @@ def test_a_candidate_drops_the_answer_of_a_process_that_was_replaced() -> None:
     assert (link.is_closed, role.answers) == (True, {})
 
 
-def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_document() -> None:
+@pytest.mark.parametrize("has_sent", [True, False])
+def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_document(
+    has_sent: bool,
+) -> None:
+    """The answer to a poll from before lies in a socket meanwhile, and may be read first."""
     host = Host("ab", "a", min_in_sync=1)
     host.primary.send(host.now_ns)
     before = host.confirmed_position
-    host.now_ns += 3 * SECOND_NS
-    end = host.append()
-    host.primary.send(host.now_ns)
-    host.primary.polled(Seen(host.primary.replica_set, 7, {}), 0, host.now_ns)
-    host.primary.flushed(host.now_ns)
-    assert (host.confirmed_position, host.primary.is_waking) == (before, True)
-    host.primary.polled(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
-    assert host.confirmed_position == end
-
-
-def test_a_poll_that_began_before_the_primary_hung_does_not_count() -> None:
-    """Its answer lies in a socket meanwhile, and is the first thing that is read."""
-    host = Host("ab", "a", min_in_sync=1)
-    host.primary.send(host.now_ns)
-    before = host.confirmed_position
-    end = host.append()
     began_ns = host.now_ns
     host.now_ns += 3 * SECOND_NS
+    end = host.append()
+    if has_sent:
+        host.primary.send(host.now_ns)
+        host.primary.flushed(host.now_ns)
     host.primary.polled(Seen(host.primary.replica_set, 8, {}), began_ns, host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (before, True)
-    host.primary.polled(Seen(host.primary.replica_set, 8, {}), host.now_ns, host.now_ns)
+    host.polled(host.primary.replica_set, 8)
     assert host.confirmed_position == end
 
 
@@ -278,22 +260,19 @@ def test_a_swap_that_was_answered_while_the_primary_hung_does_not_count() -> Non
     host.now_ns += 3 * SECOND_NS
     host.primary.swapped(swapped, version + 1, host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (0, True)
-    host.primary.polled(Seen(swapped, version + 1, {}), host.now_ns, host.now_ns)
+    host.polled(swapped, version + 1)
     assert host.confirmed_position == host.log.position
 
 
 def test_a_replica_that_hung_before_its_epoch_confirms_alone_only_once_it_has_polled() -> None:
     host = FakeHost("a")
     _, version = claim(host, replace(FIRST, min_in_sync=1), 1)
-    host.wait(0)
-    host.wait(0.2)
-    swapped, _ = host.swaps.pop()
+    swapped = host.elects()
     host.replica.swapped(swapped, version + 1, host.now_ns)
     host.wait(0.2)
     host.now_ns += 3 * SECOND_NS
     host.polls(swapped, version + 1)
-    role = host.replica.role
-    assert isinstance(role, Primary)
+    role = host.leading
     assert (host.confirmed_position, role.is_waking) == (0, True)
     host.wait(0.2)
     host.polls(swapped, version + 1)

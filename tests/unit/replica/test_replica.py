@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
+from tests.property.log.feed import flushed
 from tests.unit.replica.test_primary import FakeLink
 
 from martlet.broker.recovery.restore import BrokerRecovery, promote
@@ -106,6 +108,50 @@ class FakeHost:
         self.now_ns += int(seconds * SECOND_NS)
         self.replica.tick(self.now_ns)
 
+    def elects(self) -> ReplicaSet:
+        """Let it propose a primary. Returns the document that it proposes."""
+        self.wait(0)
+        self.wait(0.2)
+        ((swapped, _),) = self.swaps
+        self.swaps.clear()
+        return swapped
+
+    def wins(self, swapped: ReplicaSet, version: int) -> None:
+        """Let its proposal be the document."""
+        self.replica.swapped(swapped, version, self.now_ns)
+        self.polls(swapped, version)
+
+    def joins(self, document: ReplicaSet) -> FakeLink:
+        """See a document, and connect to its primary."""
+        self.sees(document)
+        self.wait(0)
+        link = FakeLink()
+        self.replica.connected(self.connects[0][0], link, 0)
+        return link
+
+    def welcomed(self, link: FakeLink, *, is_whole: bool = True) -> tuple[CommitLog, list[Frame]]:
+        """Be welcomed by a primary. Returns its log, and what it sends of that."""
+        first = primary().leading
+        body = greeting("id", "a", first.log, first.epochs, is_whole=True).pack()
+        end, sent = first.log.position, FakeLink()
+        welcome = Frame(FrameKind.WELCOME, 1, end, 0, body, is_whole=is_whole)
+        self.replica.received(link, welcome, 0)
+        LogSender(first.log, 0, NO_SEGMENT).pump(sent, 1, 0, 1 << 20)
+        return first.log, sent.sent
+
+    def greeted(self, name: str, epoch: int = 1, **fields: Any) -> FakeLink:
+        """A replica of some name connects to it."""
+        link = FakeLink()
+        hello = ReplicaGreeting("id", name, [], [])
+        body = replace(hello, **fields).pack()
+        self.replica.received(link, Frame(FrameKind.HELLO, epoch, body=body), self.now_ns)
+        return link
+
+    @property
+    def leading(self) -> Primary:
+        assert isinstance(self.replica.role, Primary)
+        return self.replica.role
+
     @property
     def noted(self) -> tuple[int, bool, str]:
         """What the replica has pledged to, whether it counts, and its name."""
@@ -121,11 +167,9 @@ def primary() -> FakeHost:
     """The first replica of a set, as primary of epoch 1."""
     host = FakeHost("a")
     host.sees(FIRST)
-    host.wait(0)
-    host.wait(0.2)
-    ((swapped, version),) = host.swaps
-    host.replica.swapped(swapped, version + 1, host.now_ns)
-    host.sees(swapped, version + 1)
+    swapped = host.elects()
+    host.replica.swapped(swapped, 2, host.now_ns)
+    host.sees(swapped, 2)
     assert isinstance(host.replica.role, Primary)
     return host
 
@@ -141,9 +185,7 @@ def test_a_new_process_never_resumes_an_epoch() -> None:
     again = FakeHost("a", host.storage.crash())
     again.sees(FIRST.elected("a"), 2)
     assert isinstance(again.replica.role, Standby)
-    again.wait(0)
-    again.wait(0.2)
-    assert again.swaps[0][0].epoch == 2
+    assert again.elects().epoch == 2
 
 
 def test_nor_does_one_whose_disk_was_replaced() -> None:
@@ -167,10 +209,7 @@ def test_one_that_has_the_folder_of_another_does_not_count_until_it_has_the_log(
 def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
     again = FakeHost("a")
     again.sees(FIRST)
-    again.wait(0)
-    again.wait(0.2)
-    ((swapped, _),) = again.swaps
-    again.replica.swapped(swapped, None, again.now_ns)
+    again.replica.swapped(again.elects(), None, again.now_ns)
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
     assert again.noted == (1, False, "a")
@@ -219,12 +258,9 @@ def test_a_store_that_lost_the_replica_set_is_a_problem() -> None:
 
 def test_a_replica_without_a_note_may_have_had_another_disk() -> None:
     host = FakeHost("b")
-    host.sees(ALL)
+    link = host.joins(ALL)
     assert not host.replica.note.is_whole
     assert not host.replica.presence(0).is_whole
-    host.wait(0)
-    link = FakeLink()
-    host.replica.connected(host.connects[0][0], link, 0)
     assert not ReplicaGreeting.unpack(link.sent[0].body).is_whole
 
 
@@ -258,18 +294,13 @@ def test_a_dead_primary_is_replaced_at_once_and_a_silent_one_when_it_is_gone() -
     host.wait(0.2)
     assert host.swaps == [], "it is alive"
     host.replica.connect_failed(host.connects[-1][0], is_refused=True, now_ns=host.now_ns)
-    host.wait(0)
-    host.wait(0.2)
-    ((swapped, _),) = host.swaps
+    swapped = host.elects()
     assert (swapped.primary, swapped.epoch) == ("b", 2)
 
 
 def test_frames_of_strangers_depose_nobody() -> None:
     host = primary()
-    stranger = FakeLink()
-    hello = ReplicaGreeting("another broker", "b", [], []).pack()
-    host.replica.received(stranger, Frame(FrameKind.HELLO, 99, body=hello), 0)
-    assert stranger.is_closed
+    assert host.greeted("b", 99, broker="another broker").is_closed
     for kind in set(FrameKind) - {FrameKind.HELLO}:
         stranger = FakeLink()
         host.replica.received(stranger, Frame(kind, 99), 0)
@@ -282,20 +313,15 @@ def test_frames_of_strangers_depose_nobody() -> None:
 
 def test_a_primary_steps_down_for_a_replica_of_a_later_epoch() -> None:
     host = primary()
-    hello = ReplicaGreeting("id", "b", [], []).pack()
-    host.replica.received(FakeLink(), Frame(FrameKind.HELLO, 2, body=hello), 0)
+    host.greeted("b", 2)
     assert isinstance(host.replica.role, Standby)
 
 
 def test_a_fetch_below_its_segment_is_refused() -> None:
     host = primary()
-    link = FakeLink()
-    hello = ReplicaGreeting("id", "b", [], []).pack()
-    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), 0)
+    link = host.greeted("b")
     assert link.kinds == [FrameKind.WELCOME]
-    role = host.replica.role
-    assert isinstance(role, Primary)
-    last = role.log.segments[-1].base
+    last = host.leading.log.segments[-1].base
     host.replica.received(link, Frame(FrameKind.FETCH, 1, 0, last + 8), 0)
     assert link.is_closed
     host.replica.end_turn(0)
@@ -306,26 +332,17 @@ def test_a_standby_with_an_older_folder_does_not_count_until_it_has_all_again() 
     storage = SimulatedStorage(Random(1))
     ReplicaNote().save(storage)
     host = FakeHost("b", storage)
-    host.sees(ALL)
-    host.wait(0)
-    link = FakeLink()
-    host.replica.connected(host.connects[0][0], link, 0)
+    link = host.joins(ALL)
     assert host.replica.note.is_whole
-    first = primary().replica.primary
-    assert first is not None
-    body = greeting("id", "a", first.log, first.epochs, is_whole=True).pack()
-    end = first.log.position
-    host.replica.received(link, Frame(FrameKind.WELCOME, 1, end, 0, body, is_whole=False), 0)
+    log, frames = host.welcomed(link, is_whole=False)
     assert link.kinds[-1] == FrameKind.FETCH
     assert not ReplicaNote.load(storage).is_whole
     assert not host.replica.presence(0).is_whole
     assert host.lacks_count == 1
-    sent = FakeLink()
-    LogSender(first.log, 0, NO_SEGMENT).pump(sent, 1, 0, 1 << 20)
-    for frame in sent.sent:
+    for frame in frames:
         host.replica.received(link, frame, 0)
     host.replica.end_turn(0)
-    assert (link.sent[-1].position, link.sent[-1].is_whole) == (end, True)
+    assert (link.sent[-1].position, link.sent[-1].is_whole) == (log.position, True)
     assert ReplicaNote.load(storage).is_whole
 
 
@@ -344,13 +361,10 @@ def test_a_candidate_writes_down_what_it_cut_before_it_fetches() -> None:
     header, _ = next(copy.records(mine.start, mine.end))
     end = header.next_position
     assert mine.start < end < mine.end
-    link = FakeLink()
     theirs = [EpochRange(1, mine.start, end), EpochRange(4, 8192, 9000)]
     segments = [(base, SEGMENT_BYTES) for base in (0, 4096, 8192)]
-    hello = ReplicaGreeting("id", "b", theirs, segments).pack()
-    again.replica.received(link, Frame(FrameKind.HELLO, 5, body=hello), 0)
-    hello = ReplicaGreeting("id", "c", [], []).pack()
-    again.replica.received(FakeLink(), Frame(FrameKind.HELLO, 5, body=hello), 0)
+    link = again.greeted("b", 5, epochs=theirs, segments=segments)
+    again.greeted("c", 5)
     assert link.kinds == [FrameKind.FETCH]
     assert ReplicaNote.load(storage).epochs == ((1, mine.start, end),)
 
@@ -365,19 +379,14 @@ def test_a_replica_whose_disk_fails_ends() -> None:
 def test_a_standby_whose_disk_is_full_connects_again_once_it_has_space() -> None:
     host = FakeHost("b", primary().storage.crash())
     copy = host.standby.copy
-    host.sees(ALL)
-    host.wait(0)
-    link = FakeLink()
-    host.replica.connected(host.connects[0][0], link, 0)
+    link = host.joins(ALL)
     copy.flush_failed(OSError(errno.ENOSPC, "no space"))
     for _ in range(3):
         host.wait(1)
     assert link.is_closed
     assert len(host.connects) == 1
     assert "make room on the disk" in host.replica.problem
-    job = copy.flush_job()
-    job.run()
-    copy.flushed(job)
+    flushed(copy)
     host.wait(1)
     assert len(host.connects) == 2
 
@@ -389,18 +398,10 @@ def test_the_full_disk_of_a_standby_is_named_without_the_number_of_the_error(
         raise StorageFull(errno.ENOSPC, "no room for a segment")
 
     host = FakeHost("b")
-    host.sees(ALL)
-    host.wait(0)
-    link = FakeLink()
-    host.replica.connected(host.connects[0][0], link, 0)
-    first = primary().replica.primary
-    assert first is not None
-    body = greeting("id", "a", first.log, first.epochs, is_whole=True).pack()
-    host.replica.received(link, Frame(FrameKind.WELCOME, 1, first.log.position, 0, body), 0)
-    sent = FakeLink()
-    LogSender(first.log, 0, NO_SEGMENT).pump(sent, 1, 0, 1 << 20)
+    link = host.joins(ALL)
+    _, frames = host.welcomed(link)
     monkeypatch.setattr(host.storage, "create", create)
-    host.replica.received(link, sent.sent[0], 0)
+    host.replica.received(link, frames[0], 0)
     assert host.replica.problem == "no room for a segment"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from tests.property.log.feed import flushed
 from tests.unit.replica.test_primary import FakeLink
 
 from martlet.log.commit_log import CommitLog
@@ -41,13 +42,6 @@ def log_of(count: int) -> CommitLog:
 def append(log: CommitLog, count: int) -> None:
     for number in range(count):
         log.append_journal(RecordKind.TOPOLOGY, b"%d" % (number % 10) * 80, topic=1, stored_at_ns=1)
-
-
-def flushed(log: CommitLog) -> CommitLog:
-    job = log.flush_job()
-    job.run()
-    log.flushed(job)
-    return log
 
 
 def empty() -> CopiedLog:

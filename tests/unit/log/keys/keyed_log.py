@@ -40,6 +40,7 @@ class KeyedLog:
         self.log = CommitLog(self.storage, self.storage.segments(), 0, 1, segment_bytes)
         self.stored: list[Stored] = []
         self.now_ns = 1000
+        self._is_closed = False
 
     def publish(self, topic: int, messages: Sequence[Properties]) -> int:
         """Append a batch. Returns its position."""
@@ -88,8 +89,10 @@ class KeyedLog:
             self.publish(1, [Properties(keys=(f"{key}-{first + n}",)) for n in range(5)])
 
     def close(self) -> None:
-        """Release the folder."""
-        self.storage.close()
+        """Release the folder, unless that was done."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.storage.close()
 
     @property
     def full(self) -> list[Path]:

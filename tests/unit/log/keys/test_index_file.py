@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
-from tests.unit.log.keys.keyed_log import SEGMENT_BYTES, KeyedLog
+from tests.property.log.feed import flushed
+from tests.unit.log.keys.keyed_log import SEGMENT_BYTES, KeyedLog, Stored
 
 from martlet.log import cut
 from martlet.log.copy import open_copy
@@ -36,10 +38,20 @@ def log(tmp_path: Path) -> Iterator[KeyedLog]:
     log.close()
 
 
-def last_key(log: KeyedLog, path: Path) -> str:
-    """The key of the last message in a segment."""
+def last_in(log: KeyedLog, path: Path) -> Stored:
+    """The last message in a segment."""
     end = int(path.stem) + path.stat().st_size
-    return [message for message in log.stored if message.at.position < end][-1].properties.keys[0]
+    return [message for message in log.stored if message.at.position < end][-1]
+
+
+def overwrite(path: Path, at: int, data: bytes | bytearray) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def indexes(log: KeyedLog) -> list[Path]:
+    return sorted(log.folder.glob("log/*.keys*"))
 
 
 def test_a_damaged_index_does_not_count_and_is_built_again(log: KeyedLog) -> None:
@@ -83,22 +95,19 @@ def test_an_index_of_another_version_or_segment_is_none(
         KeyIndex(segment)
 
 
-def test_an_index_of_records_that_were_cut_off_does_not_count(tmp_path: Path) -> None:
-    log = KeyedLog(tmp_path / "log")
-    log.fill(segments=3)
+def test_an_index_of_records_that_were_cut_off_does_not_count(log: KeyedLog) -> None:
     log.build()
     path = log.full[0]
-    gone = last_key(log, path)
+    gone = last_in(log, path).properties.keys[0]
     kept = index_path(path).read_bytes()
     position = log.stored[len(log.stored) // 4].at.position
     end = log.log.position
     log.close()
-    storage = DiskStorage(log.folder)
-    copy, _ = open_copy(storage)
-    assert copy.position == end
-    copy.cut(position, 2)
-    assert copy.has_properties
-    storage.close()
+    with closing(DiskStorage(log.folder)) as storage:
+        copy, _ = open_copy(storage)
+        assert copy.position == end
+        copy.cut(position, 2)
+        assert copy.has_properties
     # As if it had been written just then.
     index_path(path).write_bytes(kept)
     with SegmentFile(path) as segment, pytest.raises(BadIndex, match="gone"):
@@ -110,8 +119,7 @@ def test_an_index_of_records_that_were_cut_off_does_not_count(tmp_path: Path) ->
 def test_an_index_of_a_segment_that_goes_on_does_not_count(log: KeyedLog) -> None:
     path = log.full[-1]
     build_index(path)
-    end = int(path.stem) + path.stat().st_size
-    last = [message for message in log.stored if message.at.position < end][-1].at.position
+    last = last_in(log, path).at.position
     with SegmentFile(path) as segment:
         KeyIndex(segment).close()
         behind = segment.header(last).next_position
@@ -120,9 +128,7 @@ def test_an_index_of_a_segment_that_goes_on_does_not_count(log: KeyedLog) -> Non
         entry = journal_record(
             RecordKind.CURSOR, b"", position=behind, epoch=2, topic=1, stored_at_ns=1
         )
-        with open(path, "r+b") as file:
-            file.seek(behind - segment.base)
-            file.write(entry)
+        overwrite(path, behind - segment.base, entry)
         with pytest.raises(BadIndex, match="lacks the records"):
             KeyIndex(segment)
 
@@ -148,7 +154,7 @@ def test_a_segment_without_keys_gets_an_empty_index_only_if_that_is_wanted(tmp_p
         log.publish(1, [NONE] * 5)
     path = log.full[0]
     assert build_index(path, keeps_empty=False) == 0
-    assert sorted(log.folder.glob("log/*.keys*")) == []
+    assert indexes(log) == []
     assert build_index(path) == 0
     assert index_path(path).stat().st_size == 40
     assert log.search("k")[1] == log.full[1:]
@@ -158,13 +164,11 @@ def test_a_segment_without_keys_gets_an_empty_index_only_if_that_is_wanted(tmp_p
 def test_a_damaged_segment_gets_no_index_and_is_read(log: KeyedLog) -> None:
     path = log.full[0]
     at = log.stored[20].at.position
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(b"\xff" * 40)
+    overwrite(path, at, b"\xff" * 40)
     with pytest.raises(DamagedSegment, match="is damaged"):
         build_index(path)
     build_index(log.full[1])
-    assert sorted(log.folder.glob("log/*.keys*")) == [index_path(log.full[1])]
+    assert indexes(log) == [index_path(log.full[1])]
     assert log.search("k-10") == ([log.stored[10].body], [path])
     assert log.search("k-20")[0] == []
     behind = next(message for message in log.stored if message.at.position > at)
@@ -173,9 +177,7 @@ def test_a_damaged_segment_gets_no_index_and_is_read(log: KeyedLog) -> None:
 
 def test_a_batch_whose_checksum_is_wrong_is_not_found(log: KeyedLog) -> None:
     log.build()
-    with open(log.full[0], "r+b") as file:
-        file.seek(log.stored[0].at.position + 119)
-        file.write(b"!")
+    overwrite(log.full[0], log.stored[0].at.position + 119, b"!")
     assert log.search("k-0") == ([], [])
 
 
@@ -183,16 +185,12 @@ def test_a_build_leaves_no_index_of_a_segment_that_changes_meanwhile(log: KeyedL
     path = log.full[0]
     os.utime(path, (0, 0))
 
-    def repair(_: int) -> None:
-        with open(path, "r+b") as file:
-            file.write(b"MTLG")
-
     with pytest.raises(NotIndexed, match="was changed or removed"):
-        build_index(path, check_room=repair)
+        build_index(path, check_room=lambda _: overwrite(path, 0, b"MTLG"))
     assert not index_path(path).exists()
     with pytest.raises(NotIndexed, match="was changed or removed"):
         build_index(path, check_room=lambda _: path.unlink())
-    assert sorted(log.folder.glob("log/*.keys*")) == []
+    assert indexes(log) == []
 
 
 def test_a_build_on_a_full_disk_leaves_nothing(log: KeyedLog) -> None:
@@ -203,21 +201,18 @@ def test_a_build_on_a_full_disk_leaves_nothing(log: KeyedLog) -> None:
         build_index(log.full[0], check_room=full)
     with pytest.raises(NotIndexed, match="given up"):
         build_index(log.full[0], is_over=lambda: True)
-    assert sorted(log.folder.glob("log/*.keys*")) == []
+    assert indexes(log) == []
 
 
-def test_a_start_removes_incomplete_indexes_and_those_without_a_segment(tmp_path: Path) -> None:
-    log = KeyedLog(tmp_path)
-    log.fill(segments=3)
+def test_a_start_removes_incomplete_indexes_and_those_without_a_segment(log: KeyedLog) -> None:
     log.build()
     path, other = log.full
     index_path(path).with_suffix(".keys.new").write_bytes(b"begun")
-    lost = tmp_path / "log" / f"{7 << 40:020d}.keys"
+    lost = log.folder / "log" / f"{7 << 40:020d}.keys"
     lost.write_bytes(index_path(path).read_bytes())
     log.close()
-    storage = DiskStorage(tmp_path)
-    assert sorted(tmp_path.glob("log/*.keys*")) == [index_path(path), index_path(other)]
-    storage.close()
+    with closing(DiskStorage(log.folder)):
+        assert indexes(log) == [index_path(path), index_path(other)]
 
 
 def test_opening_the_segments_again_leaves_an_index_that_is_being_built(log: KeyedLog) -> None:
@@ -230,31 +225,24 @@ def test_opening_the_segments_again_leaves_an_index_that_is_being_built(log: Key
 def test_an_index_goes_with_its_segment(log: KeyedLog) -> None:
     log.build()
     _, second = log.full
-    job = log.log.flush_job()
-    job.run()
-    log.log.flushed(job)
+    flushed(log.log)
     log.log.retire(log.log.segments[0])
-    assert sorted(log.folder.glob("log/*.keys*")) == [index_path(second)]
+    assert indexes(log) == [index_path(second)]
     log.storage.discard(log.log.segments[0])
-    assert sorted(log.folder.glob("log/*.keys*")) == []
+    assert indexes(log) == []
 
 
-def test_a_repaired_segment_loses_its_index(tmp_path: Path) -> None:
-    log = KeyedLog(tmp_path)
-    log.fill(segments=3)
+def test_a_repaired_segment_loses_its_index(log: KeyedLog) -> None:
     log.build()
-    path, at = log.full[0], log.stored[10].at.position
+    path = log.full[0]
     log.close()
     good = path.read_bytes()
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(b"\xff" * 40)
-    storage = DiskStorage(tmp_path)
-    copy, report = open_copy(storage)
-    (damage,) = report.damaged
-    copy.repair(damage.start, good[damage.start : damage.end])
-    assert sorted(tmp_path.glob("log/*.keys*")) == [index_path(log.full[1])]
-    storage.close()
+    overwrite(path, log.stored[10].at.position, b"\xff" * 40)
+    with closing(DiskStorage(log.folder)) as storage:
+        copy, report = open_copy(storage)
+        (damage,) = report.damaged
+        copy.repair(damage.start, good[damage.start : damage.end])
+        assert indexes(log) == [index_path(log.full[1])]
 
 
 def test_properties_are_noted_as_they_are_appended(tmp_path: Path) -> None:
