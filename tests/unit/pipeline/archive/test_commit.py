@@ -7,6 +7,7 @@ committed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Dying(LocalStore):
         steps: how many there have been.
     """
 
-    def __init__(self, root: Path, dies_at: int | None = None, *, swaps: bool = True) -> None:
+    def __init__(self, root: Path, dies_at: int, *, swaps: bool = True) -> None:
         super().__init__(root)
         self.steps = 0
         self._dies_at = dies_at
@@ -79,20 +80,22 @@ class Dying(LocalStore):
         super().link(source, target)
 
 
-def messages(first: int, last: int) -> pa.RecordBatch:
-    """Three an hour, as the source has them."""
-    columns: dict[str, list[Any]] = {
-        name: [None] * (last - first) for name in source_schema().names
-    }
-    columns |= {
-        "value": [b"%d" % number for number in range(first, last)],
-        "topic": ["t"] * (last - first),
-        "partition": [0] * (last - first),
-        "offset": list(range(first, last)),
-        "timestamp": [START_US + number * (HOUR_US // 3) for number in range(first, last)],
-        "broker": [KEY.broker] * (last - first),
-    }
+def batch(first: int, bodies: list[bytes], times_us: list[int]) -> pa.RecordBatch:
+    """Messages of a queue from an offset on, as the source has them."""
+    count = len(bodies)
+    columns: dict[str, list[Any]] = {name: [None] * count for name in source_schema().names}
+    columns |= {"value": bodies, "topic": ["t"] * count, "partition": [0] * count}
+    columns |= {"offset": list(range(first, first + count)), "timestamp": times_us}
+    columns |= {"broker": [KEY.broker] * count}
     return pa.RecordBatch.from_pydict(columns, schema=source_schema())
+
+
+def messages(first: int, last: int) -> pa.RecordBatch:
+    """Three an hour."""
+    numbers = range(first, last)
+    return batch(
+        first, [b"%d" % n for n in numbers], [START_US + n * (HOUR_US // 3) for n in numbers]
+    )
 
 
 def write(
@@ -118,16 +121,26 @@ def seen(folder: Path) -> list[int]:
     return sorted(offsets["offset"].to_pylist())
 
 
-def begun(store: Store) -> ParquetTable:
+def begun(store: Store, run: str = "run") -> ParquetTable:
     table = ParquetTable(store)
-    table.begin("run")
-    table.start("run", {KEY: 0})
+    table.begin(run)
+    table.start(run, {KEY: 0})
     return table
 
 
-def test_a_batch_is_there_once_it_is_committed(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
+def commit(table: ParquetTable, *offsets: int, run: str = "run") -> None:
+    """Commit a batch from each offset to the next."""
+    for first, last in pairwise(offsets):
+        table.commit(run, [write(table.store, first, last, f"batch {first}", table)])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ParquetTable:
+    return begun(LocalStore(tmp_path))
+
+
+def test_a_batch_is_there_once_it_is_committed(table: ParquetTable, tmp_path: Path) -> None:
+    store = table.store
     manifests = [write(store, 0, 5, "one", table), write(store, 5, 9, "one", table)]
     write(store, 5, 9, "one", table)  # an attempt that failed
     assert seen(tmp_path) == []
@@ -142,16 +155,11 @@ def test_a_batch_is_there_once_it_is_committed(tmp_path: Path) -> None:
 def test_a_commit_that_is_killed_at_any_step_is_whole_after_the_next_start(tmp_path: Path) -> None:
     step = 0
     finished = False
-    folder = tmp_path
     while not finished:
         folder = tmp_path / str(step)
-        table = begun(LocalStore(folder))
-        table.commit("run", [write(LocalStore(folder), 0, 5, "one", table)])
-        dying = Dying(folder, step)
-        table = ParquetTable(dying)
-        manifest = write(dying, 5, 12, "two", table)
+        commit(begun(LocalStore(folder)), 0, 5)
         try:
-            table.commit("run", [manifest])
+            commit(ParquetTable(Dying(folder, step)), 5, 12)
             finished = True
         except Killed:
             visible = seen(folder)
@@ -160,14 +168,12 @@ def test_a_commit_that_is_killed_at_any_step_is_whole_after_the_next_start(tmp_p
         # Another run takes over, and finds either nothing of the batch or all of it.
         table = ParquetTable(LocalStore(folder))
         table.begin("next")
-        position = table.position()
-        assert position is not None
-        reached = position[KEY]
+        reached = (table.position() or {})[KEY]
         assert reached in (5, 12)
         assert seen(folder) == list(range(reached))
         # Spark does the batch again; only the rest of it is planned.
         if reached == 5:
-            table.commit("next", [write(LocalStore(folder), 5, 12, "again", table)])
+            commit(table, 5, 12, run="next")
         assert seen(folder) == list(range(12))
         step += 1
     assert step > 5
@@ -182,10 +188,7 @@ def test_a_compaction_that_is_killed_at_any_step_loses_and_doubles_nothing(
     folder = tmp_path
     while not finished:
         folder = tmp_path / str(step)
-        table = begun(LocalStore(folder))
-        for first in range(0, 12, 4):
-            name = f"batch {first}"
-            table.commit("run", [write(LocalStore(folder), first, first + 4, name, table)])
+        commit(begun(LocalStore(folder)), 0, 4, 8, 12)
         dying = Dying(folder, step, swaps=swaps)
         try:
             finished = join(ParquetTable(dying), dying) > 0
@@ -197,7 +200,7 @@ def test_a_compaction_that_is_killed_at_any_step_loses_and_doubles_nothing(
         table = ParquetTable(LocalStore(folder))
         table.begin("next")
         assert seen(folder) == list(range(12))
-        table.commit("next", [write(LocalStore(folder), 12, 14, "more", table)])
+        commit(table, 12, 14, run="next")
         assert seen(folder) == list(range(14))
         step += 1
     assert step > 8
@@ -219,28 +222,27 @@ def join(table: ParquetTable, store: Store) -> int:
     return len(table.compacted(swaps, "run"))
 
 
-def test_a_file_that_comes_while_others_are_joined_stays(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
-    for first in range(2):
-        table.commit("run", [write(store, first, first + 1, str(first), table)])
+def test_a_file_that_comes_while_others_are_joined_stays(
+    table: ParquetTable, tmp_path: Path
+) -> None:
+    store = table.store
+    commit(table, 0, 1, 2)
     (folder,) = {name.rpartition("/")[0] for name in table.files(recursive=True)}
     names = [name.rpartition("/")[2] for name in table.files(folder)]
-    _, inputs, outputs = Joining(
-        store.root, folder, names, "_martlet/staged/c/0", "none", True
-    ).join()
-    table.commit("run", [write(store, 2, 3, "late", table)])
-    (done,) = table.compacted([Swap(folder, "_martlet/staged/c/0", inputs, outputs)], "run")
+    new = "_martlet/staged/c/0"
+    _, inputs, outputs = Joining(store.root, folder, names, new, "none", True).join()
+    commit(table, 2, 3)
+    (done,) = table.compacted([Swap(folder, new, inputs, outputs)], "run")
     assert len(done.inputs) == 2
     assert seen(tmp_path) == [0, 1, 2]
     assert len(table.files(recursive=True)) == 2
 
 
-def test_joined_files_are_left_out_when_their_parts_have_gone(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
-    for first in range(3):
-        table.commit("run", [write(store, first, first + 1, str(first), table)])
+def test_joined_files_are_left_out_when_their_parts_have_gone(
+    table: ParquetTable, tmp_path: Path
+) -> None:
+    store = table.store
+    commit(table, 0, 1, 2, 3)
     ((folder, *_),) = {(name.rpartition("/")[0],) for name in table.files(recursive=True)}
     names = [name.rpartition("/")[2] for name in table.files(folder)]
     swaps = []
@@ -253,20 +255,19 @@ def test_joined_files_are_left_out_when_their_parts_have_gone(tmp_path: Path) ->
     assert seen(tmp_path) == [0, 1, 2]
 
 
-def test_an_archive_without_partition_columns_is_compacted(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
+def test_an_archive_without_partition_columns_is_compacted(
+    table: ParquetTable, tmp_path: Path
+) -> None:
     for first in range(3):
-        table.commit("run", [write(store, first, first + 1, str(first), table, ())])
-    assert join(table, store) == 1
+        table.commit("run", [write(table.store, first, first + 1, str(first), table, ())])
+    assert join(table, table.store) == 1
     assert len(table.files()) == 2
     offsets = ds.dataset([str(tmp_path / name) for name in table.files()]).to_table()["offset"]
     assert sorted(offsets.to_pylist()) == [0, 1, 2]
 
 
-def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    zombie = begun(store)
+def test_a_run_that_was_taken_over_commits_no_more(table: ParquetTable, tmp_path: Path) -> None:
+    zombie, store = table, table.store
     manifest = write(store, 0, 5, "one", zombie)
     ParquetTable(store).begin("another")
     with pytest.raises((TakenOverError, FileNotFoundError)):
@@ -277,18 +278,15 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
     assert seen(tmp_path) == []
 
 
-def test_messages_are_not_committed_twice(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
-    table.commit("run", [write(store, 0, 5, "one", table)])
+def test_messages_are_not_committed_twice(table: ParquetTable, tmp_path: Path) -> None:
+    commit(table, 0, 5)
     with pytest.raises(TwoWritersError, match="offset 3 is archived already, up to 5"):
-        table.commit("run", [write(store, 3, 8, "two", table)])
+        commit(table, 3, 8)
     assert seen(tmp_path) == list(range(5))
 
 
-def test_a_topic_that_was_made_anew_begins_at_its_start(tmp_path: Path) -> None:
-    table = begun(LocalStore(tmp_path))
-    table.commit("run", [write(table.store, 0, 5, "one", table)])
+def test_a_topic_that_was_made_anew_begins_at_its_start(table: ParquetTable) -> None:
+    commit(table, 0, 5)
     anew = KEY._replace(topic_id=8)
     table.start("run", {anew: 0})
     assert table.position() == {anew: 0}
@@ -296,43 +294,40 @@ def test_a_topic_that_was_made_anew_begins_at_its_start(tmp_path: Path) -> None:
     assert table.position() == {anew: 0}
 
 
-def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_does_not_grow(
+    table: ParquetTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("martlet.pipeline.archive.commit_log.KEPT_COMMITS", 5)
-    table = begun(LocalStore(tmp_path))
     for number in range(25):
         table.commit("run", [Manifest(Span(KEY, number, number + 1), "nowhere", [])])
     assert len(list((tmp_path / "_martlet/log").iterdir())) <= 10
     assert table.position() == {KEY: 25}
 
 
-def test_files_written_on_another_machine_are_reported(tmp_path: Path) -> None:
-    table = begun(LocalStore(tmp_path))
+def test_files_written_on_another_machine_are_reported(table: ParquetTable, tmp_path: Path) -> None:
     manifest = write(LocalStore(tmp_path / "elsewhere"), 0, 5, "one", table)
     with pytest.raises(FileNotFoundError, match="all machines of the cluster must share"):
         table.commit("run", [manifest])
     assert table.position() == {KEY: 0}
 
 
-def test_a_file_that_is_no_commit_is_reported(tmp_path: Path) -> None:
-    table = begun(LocalStore(tmp_path))
+def test_a_file_that_is_no_commit_is_reported(table: ParquetTable, tmp_path: Path) -> None:
     (tmp_path / "_martlet/log/00000000000000000002.json").write_text("{}")
     with pytest.raises(ArchiveDamagedError, match="is not a commit of an archive"):
         table.begin("next")
 
 
-def test_a_user_may_remove_old_files(tmp_path: Path) -> None:
-    table = begun(LocalStore(tmp_path))
-    table.commit("run", [write(table.store, 0, 5, "one", table)])
+def test_a_user_may_remove_old_files(table: ParquetTable, tmp_path: Path) -> None:
+    commit(table, 0, 5)
     for file in tmp_path.rglob("hour=*/*.parquet"):
         file.unlink()
     table = ParquetTable(LocalStore(tmp_path))
     table.begin("next")
-    table.commit("next", [write(table.store, 5, 6, "two", table)])
+    commit(table, 5, 6, run="next")
     assert seen(tmp_path) == [5]
 
 
-def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
-    table = begun(LocalStore(tmp_path))
+def test_a_task_that_fails_leaves_nothing_open(table: ParquetTable, tmp_path: Path) -> None:
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield messages(0, 5)
@@ -350,12 +345,9 @@ def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", [1, 4])
 def test_a_missing_commit_is_reported_and_nothing_is_archived_twice(
-    tmp_path: Path, gone: int
+    table: ParquetTable, tmp_path: Path, gone: int
 ) -> None:
-    store = LocalStore(tmp_path)
-    table = begun(store)
-    table.commit("run", [write(store, 0, 5, "one", table)])
-    table.commit("run", [write(store, 5, 9, "two", table)])
+    commit(table, 0, 5, 9)
     for name in sorted((tmp_path / "_martlet/log").iterdir())[-gone:]:
         name.unlink()
     with pytest.raises(ArchiveDamagedError, match=r"commit 3 is missing from .*_martlet/log"):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from tests.unit.pipeline.archive.test_commit import KEY, batch, begun
 
 from martlet.pipeline.archive.commit_log import ArchiveCommitLog
-from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.partition import (
     LONG,
     MAX_NAME_BYTES,
@@ -20,12 +20,11 @@ from martlet.pipeline.archive.partition import (
     folder_of,
     shortened,
 )
-from martlet.pipeline.archive.rows import Shape, source_schema
+from martlet.pipeline.archive.rows import Shape
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import QueueKey, Span
+from martlet.spark.read.offsets import Span
 
-KEY = QueueKey("b" * 32, "t", 0, 7)
 FIELDS = pa.schema([("customer", pa.string()), ("city", pa.string()), ("id", pa.int32())])
 SHAPE = Shape(("customer", "city"), FIELDS)
 UNWRITABLE = ["L" * 300, "\u00fc" * 130, "/" * 90, "\U0001f600" * 64, "a\0b", "\0" * 200]
@@ -43,18 +42,12 @@ def messages(first: int, customers: list[str], city: str) -> pa.RecordBatch:
     bodies = [
         json.dumps({"customer": customer, "city": city, "id": 1}).encode() for customer in customers
     ]
-    columns: dict[str, list[object]] = {name: [None] * count for name in source_schema().names}
-    columns |= {"value": list(bodies), "topic": ["t"] * count, "partition": [0] * count}
-    columns |= {"offset": list(range(first, first + count)), "timestamp": [10**15] * count}
-    columns |= {"broker": [KEY.broker] * count}
-    return pa.RecordBatch.from_pydict(columns, schema=source_schema())
+    return batch(first, bodies, [10**15] * count)
 
 
 def archive(store: LocalStore, run: str, customers: list[str], city: str = "x") -> None:
     """Begin a run, and archive a batch behind all others."""
-    table = ParquetTable(store)
-    table.begin(run)
-    table.start(run, {KEY: 0})
+    table = begun(store, run)
     first = (table.position() or {})[KEY]
     stretch = Span(KEY, first, first + len(customers))
     folder = table.stage(run, f"batch{first}")

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
-from tests.unit.pipeline.archive.test_commit import KEY, begun, join, write
+from tests.unit.pipeline.archive.test_commit import KEY, begun, commit, join, write
 
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.store import LocalStore, Store, exchange
@@ -36,13 +36,12 @@ def object_store() -> Iterator[str]:
 
 @pytest.fixture(params=["path", "file", "generic", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "path":
-        return Store.at(str(tmp_path / "out"))
-    if request.param == "file":
-        return Store.at((tmp_path / "out").as_uri())
+    out = tmp_path / "out"
+    if request.param in ("path", "file"):
+        return Store.at(str(out) if request.param == "path" else out.as_uri())
     if request.param == "generic":
-        location = str(tmp_path / "out")
-        return Store(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "out", location)
+        system = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+        return Store(system, "out", str(out))
     url: str = request.getfixturevalue("object_store")
     return Store.at(url.replace("bucket?", f"bucket/{uuid.uuid4().hex}?"))
 
@@ -113,8 +112,7 @@ def test_removing_a_missing_file_does_no_harm(store: Store) -> None:
 def test_an_archive(store: Store) -> None:
     """Batches are committed and small files joined."""
     table = begun(store)
-    for first in range(0, 9, 3):
-        table.commit("run", [write(store, first, first + 3, f"batch {first}", table)])
+    commit(table, 0, 3, 6, 9)
     table.commit("run", [write(store, 9, 10, "last", table), write(store, 10, 11, "last", table)])
     assert join(table, store) == 1
     table = ParquetTable(store)
