@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tests.crash.written_folder import flip
 
 from martlet.log.index import ENTRY
 from martlet.log.record import (
@@ -76,22 +77,17 @@ class Folder:
         record[trailer : trailer + 4 * len(ends)] = ends.astype("<u4").tobytes()
         block_at = align8(trailer + 4 * len(ends))
         record[block_at : block_at + len(block)] = block
+        times = stored_at_ns, deliver_at_ns
+        contents = Contents(
+            topic_id, queue, len(ends), first_offset, *times, len(frames), len(block)
+        )
         seal(
             memoryview(record),
             RecordKind.BATCH,
             RecordFlag.UNIFORM if len({len(body) for body in bodies}) == 1 else 0,
             position,
             1,
-            Contents(
-                topic_id,
-                queue,
-                len(ends),
-                first_offset,
-                stored_at_ns,
-                deliver_at_ns,
-                len(frames),
-                len(block),
-            ),
+            contents,
         )
         with open(self._segment_path(), "r+b") as segment:
             segment.seek(position - self._base)
@@ -112,11 +108,7 @@ class Folder:
         """Change a byte of a batch, by its number. Returns its position."""
         position = self.entries[topic, queue][number][1]
         base = max(base for base in self._bases() if base <= position)
-        with (self.path / "log" / f"{base:020d}.log").open("r+b") as file:
-            file.seek(position - base + at)
-            byte = file.read(1)[0]
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 0xFF]))
+        flip(self.path / "log" / f"{base:020d}.log", position - base + at)
         return position
 
     def index(self, topic: str, queue: int = 0) -> npt.NDArray[np.void]:

@@ -1,15 +1,19 @@
-"""Publishing to a real broker without a client, over HTTP."""
+"""What tests ask of a real broker over HTTP, and how they wait for what a query makes of it."""
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
 from martlet.properties.model import KeyHash
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def post(
@@ -42,3 +46,20 @@ def publish(address: str, topic: str, bodies: Iterable[bytes], order_key: str = 
 def ask(address: str, target: str) -> Any:
     with urllib.request.urlopen(f"http://{address}{target}", timeout=30) as response:
         return json.load(response)
+
+
+def open_count(address: str) -> int:
+    """How many transactions have not ended."""
+    return int(json.loads(post(address, "/call/transaction.list"))["count"])
+
+
+def wait_for(
+    condition: Callable[[], bool], query: StreamingQuery | None = None, timeout_s: float = 200
+) -> None:
+    """Poll until a condition holds, which a query that has failed does not reach."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        error = query.exception() if query is not None else None
+        assert error is None, error
+        assert time.monotonic() < deadline_s, query and query.lastProgress
+        time.sleep(0.02)

@@ -161,28 +161,32 @@ def test_senseless_options_are_refused(kind: str, options: dict[str, str], messa
         parse(kind, **options)
 
 
-@pytest.mark.parametrize("missing", ["addresses", "topic"])
-def test_required_options(missing: str) -> None:
-    texts = {name: value for name, value in NEEDED.items() if name != missing}
-    with pytest.raises(ValueError, match=f"option {missing} is missing"):
+@pytest.mark.parametrize(
+    ("column", "kind", "view", "message"),
+    [
+        ("body", "binary", "messages", "no column 'body'; it has key binary, value binary"),
+        ("value", "string", "messages", "'value' of the martlet source is binary and not string"),
+        ("value", "binary", "batches", "no column 'value'; it has broker string, topic string"),
+    ],
+)
+def test_a_column_that_there_is_not_is_refused(
+    column: str, kind: str, view: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        arrow_schema(StructType().add(column, kind), view)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"topic": "t"}, "option addresses is missing"),
+        ({"addresses": "a:1"}, "option topic is missing"),
+        ({"addresses": "a:1", "topicPattern": "("}, r"topicPattern: '\(' is not a regular express"),
+    ],
+)
+def test_required_options(texts: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ReadOptions.parse(texts, "batch")
-
-
-def test_an_unknown_column_is_refused() -> None:
-    with pytest.raises(ValueError, match="no column 'body'; it has key binary, value binary"):
-        arrow_schema(StructType().add("body", "binary"))
-
-
-def test_another_type_of_a_column_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'value' of the martlet source is binary and not string"):
-        arrow_schema(StructType().add("value", "string"))
-    with pytest.raises(ValueError, match="no column 'value'; it has broker string, topic string"):
-        arrow_schema(StructType().add("value", "binary"), "batches")
-
-
-def test_a_bad_pattern_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"option topicPattern: '\(' is not a regular expression"):
-        ReadOptions.parse({"addresses": "a:1", "topicPattern": "("}, "batch")
 
 
 def test_a_pattern_meets_names_of_strangers_in_time_by_their_length() -> None:

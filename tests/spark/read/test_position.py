@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,9 +27,6 @@ from martlet.spark.read.stream import StreamReader
 
 ALL = ReadAllAvailable()
 
-Servers = Callable[[Folder], LogServer]
-Readers = Callable[..., StreamReader]
-
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,34 +34,42 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "_WAIT_S", 60.0)
 
 
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    with ExitStack() as stack:
-        yield lambda folder: stack.enter_context(serving(LogServer(folder)))
+class Log:
+    """A broker's folder with ten batches of ten messages, its server, and streams that read it."""
 
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self.folder = Folder(path / "ten", 4096)
+        for _ in range(10):
+            self.folder.append("t", [b"x" * 50] * 10)
+        self.server = self.serve(self.folder)
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    folder = Folder(tmp_path / "one", 4096)
-    for _ in range(10):
-        folder.append("t", [b"x" * 50] * 10)
-    return folder
+    def serve(self, folder: Folder) -> LogServer:
+        return self._stack.enter_context(serving(LogServer(folder)))
 
+    def other(self) -> tuple[Folder, LogServer]:
+        """Another broker, with five messages."""
+        folder = Folder(self._path / "two")
+        folder.append("t", [b"y"] * 5)
+        return folder, self.serve(folder)
 
-@pytest.fixture
-def reader() -> Iterator[Readers]:
-    made: list[StreamReader] = []
-
-    def make(*servers: LogServer, **options: str) -> StreamReader:
-        addresses = ",".join(server.address for server in servers)
+    def stream(self, *servers: LogServer, **options: str) -> StreamReader:
+        addresses = ",".join(server.address for server in servers or (self.server,))
         texts = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
         schema = arrow_schema(StructType().add("offset", "long"))
-        made.append(StreamReader(ReadOptions.parse(texts, "stream"), schema))
-        return made[-1]
+        stream = StreamReader(ReadOptions.parse(texts, "stream"), schema)
+        self._stack.callback(stream.stop)
+        return stream
 
-    yield make
-    for stream in made:
-        stream.stop()
+    def at(self, offset: int) -> Offsets:
+        return at(self.folder, offset)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with ExitStack() as stack:
+        yield Log(tmp_path, stack)
 
 
 def at(folder: Folder, offset: int) -> Offsets:
@@ -76,82 +81,72 @@ def ranges(stream: StreamReader, start: Offsets, end: Offsets) -> list[tuple[int
     return [(split.start, split.end) for task in tasks for split in task.splits]
 
 
-def test_from_the_start_to_the_end(folder: Folder, servers: Servers, reader: Readers) -> None:
-    stream = reader(servers(folder))
+def test_from_the_start_to_the_end(log: Log) -> None:
+    stream = log.stream()
     start = stream.initialOffset()
-    assert start == at(folder, 0)
+    assert start == log.at(0)
     end = stream.latestOffset(start, ALL)
-    assert end == at(folder, 100)
+    assert end == log.at(100)
     assert stream.reportLatestOffset() == end
     assert stream.latestOffset(end, ALL) == end
     assert ranges(stream, start, end) == [(0, 100)]
     assert ranges(stream, end, end) == []
 
 
-def test_a_limit(folder: Folder, servers: Servers, reader: Readers) -> None:
-    stream = reader(servers(folder), maxOffsetsPerTrigger="30")
+def test_a_limit(log: Log) -> None:
+    stream = log.stream(maxOffsetsPerTrigger="30")
     assert stream.getDefaultReadLimit() == ReadMaxRows(30)
-    assert stream.latestOffset(at(folder, 5), ReadMaxRows(30)) == at(folder, 35)
-    assert stream.latestOffset(at(folder, 90), ReadMaxRows(30)) == at(folder, 100)
+    assert stream.latestOffset(log.at(5), ReadMaxRows(30)) == log.at(35)
+    assert stream.latestOffset(log.at(90), ReadMaxRows(30)) == log.at(100)
 
 
-def test_available_now_ends_where_it_was_at_the_start(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    stream = reader(servers(folder))
+def test_available_now_ends_where_it_was_at_the_start(log: Log) -> None:
+    stream = log.stream()
     stream.prepareForTriggerAvailableNow()
-    folder.append("t", [b"late"] * 7)
-    folder.append("new", [b"late"])
+    log.folder.append("t", [b"late"] * 7)
+    log.folder.append("new", [b"late"])
     time.sleep(0.11)
-    assert stream.latestOffset(at(folder, 3), ALL) == at(folder, 100)
-    assert stream.latestOffset(at(folder, 100), ALL) == at(folder, 100)
+    assert stream.latestOffset(log.at(3), ALL) == log.at(100)
+    assert stream.latestOffset(log.at(100), ALL) == log.at(100)
 
 
-def test_an_idle_query_does_not_keep_the_broker_busy(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
-    stream = reader(server, topic="t,missing")
-    end = at(folder, 100)
+def test_an_idle_query_does_not_keep_the_broker_busy(log: Log) -> None:
+    stream = log.stream(topic="t,missing")
+    end = log.at(100)
     began_s = time.monotonic()
     for _ in range(200):
         assert stream.latestOffset(end, ALL) == end
     looks = 1 + int((time.monotonic() - began_s) / 0.1)
-    assert 1 <= server.requests.count("/log/topics") <= looks + 1
+    assert 1 <= log.server.requests.count("/log/topics") <= looks + 1
 
 
-def test_a_topic_that_appears_begins_at_its_first_offset(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    stream = reader(servers(folder), topic="t,u")
-    end = stream.latestOffset(at(folder, 100), ALL)
-    folder.append("u", [b"1", b"2"])
+def test_a_topic_that_appears_begins_at_its_first_offset(log: Log) -> None:
+    stream = log.stream(topic="t,u")
+    end = stream.latestOffset(log.at(100), ALL)
+    log.folder.append("u", [b"1", b"2"])
     time.sleep(0.11)
     first = stream.latestOffset(end, ALL)
-    assert first == at(folder, 100) | {
-        folder.broker: {**at(folder, 100)[folder.broker], "u": {"0": 0, "topic_id": 2}}
+    assert first == log.at(100) | {
+        log.folder.broker: {**log.at(100)[log.folder.broker], "u": {"0": 0, "topic_id": 2}}
     }
     assert ranges(stream, end, first) == []
     second = stream.latestOffset(first, ALL)
     assert ranges(stream, first, second) == [(0, 2)]
 
 
-def test_the_channel_is_made_first_and_follows(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
-    stream = reader(server, channel="c", startingOffsets='{"t": {"0": 40}}')
+def test_the_channel_is_made_first_and_follows(log: Log) -> None:
+    stream = log.stream(channel="c", startingOffsets='{"t": {"0": 40}}')
     stream.initialOffset()
-    made = server.requests.index("/channel/advance")
-    assert "/log/topics" in server.requests[made:], "the position reported next is kept already"
-    assert not {"/topic/create", "/channel/create"} & set(server.requests)
-    assert server.channels["t", "c"] == 40
-    stream.commit(at(folder, 70))
-    assert server.channels["t", "c"] == 70
+    made = log.server.requests.index("/channel/advance")
+    assert "/log/topics" in log.server.requests[made:], "the position reported next is kept already"
+    assert not {"/topic/create", "/channel/create"} & set(log.server.requests)
+    assert log.server.channels["t", "c"] == 40
+    stream.commit(log.at(70))
+    assert log.server.channels["t", "c"] == 70
     # A run again: the checkpoint's position is reported, though nothing was committed in this run.
-    again = reader(server, channel="c")
-    again.latestOffset(at(folder, 90), ALL)
-    assert server.channels["t", "c"] == 90
+    again = log.stream(channel="c")
+    again.latestOffset(log.at(90), ALL)
+    assert log.server.channels["t", "c"] == 90
 
 
 def until_there(stream: StreamReader, start: Offsets, expected: Offsets) -> None:
@@ -162,28 +157,24 @@ def until_there(stream: StreamReader, start: Offsets, expected: Offsets) -> None
         time.sleep(0.02)
 
 
-def both_at(one: Folder, first: int, two: Folder, second: int) -> Offsets:
-    return dict(sorted({**at(one, first), **at(two, second)}.items()))
+def both_at(log: Log, first: int, two: Folder, second: int) -> Offsets:
+    return dict(sorted({**log.at(first), **at(two, second)}.items()))
 
 
-def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
-    tmp_path: Path, folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    other = Folder(tmp_path / "two")
-    other.append("t", [b"y"] * 5)
-    server, away = servers(folder), servers(other)
-    stream = reader(server, away, timeoutMs="600000")
+def test_a_broker_that_is_away_does_not_keep_the_others_waiting(log: Log) -> None:
+    other, away = log.other()
+    stream = log.stream(log.server, away, timeoutMs="600000")
     start = stream.initialOffset()
-    assert start == both_at(folder, 0, other, 0)
+    assert start == both_at(log, 0, other, 0)
     away.failing = 10**9
-    folder.append("t", [b"x"] * 3)
-    end = both_at(folder, 103, other, 0)
+    log.folder.append("t", [b"x"] * 3)
+    end = both_at(log, 103, other, 0)
     until_there(stream, start, end)
     assert ranges(stream, start, end) == [(0, 103)]
     away.failing = 0
-    until_there(stream, end, both_at(folder, 103, other, 5))
+    until_there(stream, end, both_at(log, 103, other, 5))
     # It may be away for so long and no longer.
-    hasty = reader(server, away, timeoutMs="200")
+    hasty = log.stream(log.server, away, timeoutMs="200")
     hasty.latestOffset(start, ALL)
     away.failing = 10**9
     message = rf"{away.address} has been out of reach .* option timeoutMs is 200"
@@ -192,39 +183,33 @@ def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
 
 
 def test_a_broker_that_answers_nothing_delays_no_other(
-    tmp_path: Path,
-    folder: Folder,
-    servers: Servers,
-    reader: Readers,
-    monkeypatch: pytest.MonkeyPatch,
+    log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers, "_WAIT_S", 0.1)
-    other = Folder(tmp_path / "two")
-    other.append("t", [b"y"] * 5)
-    server, stuck = servers(folder), servers(other)
-    stream = reader(server, stuck, timeoutMs="600000")
+    other, stuck = log.other()
+    stream = log.stream(log.server, stuck, timeoutMs="600000")
     start = stream.initialOffset()
     stuck.held = threading.Event()
     time.sleep(0.11)
-    end = both_at(folder, 100, other, 0)
+    end = both_at(log, 100, other, 0)
     until_there(stream, start, end)
     assert ranges(stream, start, end) == [(0, 100)]
     stuck.held.set()
-    until_there(stream, end, both_at(folder, 100, other, 5))
+    until_there(stream, end, both_at(log, 100, other, 5))
 
 
-def test_two_addresses_of_one_broker(folder: Folder, servers: Servers, reader: Readers) -> None:
-    one, two = servers(folder), servers(folder)
-    stream = reader(one, two, timeoutMs="50")
+def test_two_addresses_of_one_broker(log: Log) -> None:
+    one, two = log.server, log.serve(log.folder)
+    stream = log.stream(one, two, timeoutMs="50")
     start = stream.initialOffset()
-    assert start == at(folder, 0)
+    assert start == log.at(0)
     for away in (one, two):
         one.failing = two.failing = 0
         time.sleep(0.11)
         stream.latestOffset(start, ALL)
         away.failing = 10**9
-        folder.append("t", [b"x"])
-        end = at(folder, folder.end_offsets["t", 0])
+        log.folder.append("t", [b"x"])
+        end = log.at(log.folder.end_offsets["t", 0])
         for _ in range(2):
             time.sleep(0.11)
             assert stream.latestOffset(start, ALL) == end
@@ -232,13 +217,9 @@ def test_two_addresses_of_one_broker(folder: Folder, servers: Servers, reader: R
         assert sum(batch.num_rows for split in splits for batch in stream.read(split)) > 100
 
 
-def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
-    tmp_path: Path, folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    other = Folder(tmp_path / "two")
-    other.append("t", [b"y"] * 5)
-    server, away = servers(folder), servers(other)
-    stream = reader(server, away)
+def test_a_planned_batch_and_an_available_now_wait_for_their_broker(log: Log) -> None:
+    other, away = log.other()
+    stream = log.stream(log.server, away)
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
 
@@ -249,73 +230,63 @@ def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
 
     be_away()
     end = stream.latestOffset(start, ALL)
-    assert end == dict(sorted({**at(folder, 100), **at(other, 5)}.items()))
+    assert end == dict(sorted({**log.at(100), **at(other, 5)}.items()))
     be_away()
     assert sorted(ranges(stream, start, end)) == [(0, 5), (0, 100)]
 
 
-def test_messages_dropped_before_they_were_read(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
-    folder.recycle_first()
-    first = folder.start_offsets["t", 0]
+def test_messages_dropped_before_they_were_read(log: Log) -> None:
+    log.folder.recycle_first()
+    first = log.folder.start_offsets["t", 0]
     assert first > 0
     with pytest.raises(DataLossError, match=f"first one there is {first}"):
-        ranges(reader(server), at(folder, 0), at(folder, 100))
-    lenient = reader(server, failOnDataLoss="false")
-    assert ranges(lenient, at(folder, 0), at(folder, 100)) == [(first, 100)]
+        ranges(log.stream(), log.at(0), log.at(100))
+    lenient = log.stream(failOnDataLoss="false")
+    assert ranges(lenient, log.at(0), log.at(100)) == [(first, 100)]
 
 
-def test_a_position_behind_the_end_is_a_loss(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
+def test_a_position_behind_the_end_is_a_loss(log: Log) -> None:
     with pytest.raises(DataLossError, match=r"data loss by truncation: .* the queue ends at 100"):
-        reader(server).latestOffset(at(folder, 500), ALL)
-    lenient = reader(server, failOnDataLoss="false")
-    assert lenient.latestOffset(at(folder, 500), ALL) == at(folder, 100)
+        log.stream().latestOffset(log.at(500), ALL)
+    lenient = log.stream(failOnDataLoss="false")
+    assert lenient.latestOffset(log.at(500), ALL) == log.at(100)
 
 
-def test_made_anew(folder: Folder, servers: Servers, reader: Readers) -> None:
-    server = servers(folder)
-    before = at(folder, 60)
-    folder.make_anew("t")
-    folder.append("t", [b"z"] * 70)
+def test_made_anew(log: Log) -> None:
+    before = log.at(60)
+    log.folder.make_anew("t")
+    log.folder.append("t", [b"z"] * 70)
     message = r"data loss by recreation: .*offset 60 is wanted.*it was number 1 and is number 2 now"
-    planned: Offsets = {folder.broker: {"t": {"0": 70, "topic_id": 1}}}
+    planned: Offsets = {log.folder.broker: {"t": {"0": 70, "topic_id": 1}}}
     with pytest.raises(DataLossError, match=message):
-        ranges(reader(server), before, planned)
+        ranges(log.stream(), before, planned)
     with pytest.raises(DataLossError, match=message) as caught:
-        reader(server).latestOffset(before, ALL)
+        log.stream().latestOffset(before, ALL)
     assert caught.value.loss is LossReport.RECREATION
-    lenient = reader(server, failOnDataLoss="false")
+    lenient = log.stream(failOnDataLoss="false")
     anew = lenient.latestOffset(before, ALL)
-    assert anew == at(folder, 0)
+    assert anew == log.at(0)
     assert ranges(lenient, before, anew) == []
     end = lenient.latestOffset(anew, ALL)
     assert ranges(lenient, anew, end) == [(0, 70)]
 
 
 @pytest.mark.parametrize("gone", ["deleted", "made anew"])
-def test_topics_that_change_between_listing_and_planning(
-    folder: Folder, servers: Servers, reader: Readers, gone: str
-) -> None:
-    folder.append("another", [b"1"])
-    server = servers(folder)
-    start, end = at(folder, 0), at(folder, 100)
-    streams = [reader(server, failOnDataLoss=word) for word in ("true", "false")]
+def test_topics_that_change_between_listing_and_planning(log: Log, gone: str) -> None:
+    log.folder.append("another", [b"1"])
+    start, end = log.at(0), log.at(100)
+    streams = [log.stream(failOnDataLoss=word) for word in ("true", "false")]
     for stream in streams:
         assert ranges(stream, start, end) == [(0, 100)]
         stream._poll_interval_s = 60
-    limited = reader(server, maxBytesPerTrigger="100")
+    limited = log.stream(maxBytesPerTrigger="100")
     limited.initialOffset()
     limited._poll_interval_s = 60
     if gone == "made anew":
-        folder.make_anew("t")
-        folder.append("t", [b"z"] * 20)
+        log.folder.make_anew("t")
+        log.folder.append("t", [b"z"] * 20)
     else:
-        del folder.topics["t"], folder.start_offsets["t", 0]
+        del log.folder.topics["t"], log.folder.start_offsets["t", 0]
     message = "data loss by (recreation|deletion): topic t, queue 0"
     with pytest.raises(DataLossError, match=message):
         ranges(streams[0], start, end)
@@ -324,138 +295,122 @@ def test_topics_that_change_between_listing_and_planning(
         limited.latestOffset(start, ALL)
 
 
-def test_a_position_that_does_not_name_its_topic(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
+def test_a_position_that_does_not_name_its_topic(log: Log) -> None:
     """A checkpoint of a version that did not."""
-    stream = reader(servers(folder))
-    start = {folder.broker: {"t": {"0": 30}}}
+    stream = log.stream()
+    start = {log.folder.broker: {"t": {"0": 30}}}
     end = stream.latestOffset(start, ALL)
-    assert end == at(folder, 100)
+    assert end == log.at(100)
     assert ranges(stream, start, end) == [(30, 100)]
-    assert ranges(stream, start, {folder.broker: {"t": {"0": 90}}}) == [(30, 90)]
+    assert ranges(stream, start, {log.folder.broker: {"t": {"0": 90}}}) == [(30, 90)]
 
 
-def test_deleted(folder: Folder, servers: Servers, reader: Readers) -> None:
-    server = servers(folder)
-    folder.append("u", [b"1"])
-    both = at(folder, 100) | {
-        folder.broker: {**at(folder, 100)[folder.broker], "u": {"0": 0, "topic_id": 2}}
+def test_deleted(log: Log) -> None:
+    log.folder.append("u", [b"1"])
+    both = log.at(100) | {
+        log.folder.broker: {**log.at(100)[log.folder.broker], "u": {"0": 0, "topic_id": 2}}
     }
-    for table in (folder.topics, folder.start_offsets):
-        del table["u" if table is folder.topics else ("u", 0)]  # type: ignore[arg-type]
+    for table in (log.folder.topics, log.folder.start_offsets):
+        del table["u" if table is log.folder.topics else ("u", 0)]  # type: ignore[arg-type]
     with pytest.raises(DataLossError, match="data loss by deletion: topic u"):
-        reader(server, topic="t,u").latestOffset(both, ALL)
-    lenient = reader(server, topic="t,u", failOnDataLoss="false")
+        log.stream(topic="t,u").latestOffset(both, ALL)
+    lenient = log.stream(topic="t,u", failOnDataLoss="false")
     assert lenient.latestOffset(both, ALL) == both
     # Who does not read it any more does not miss it, and keeps its place.
-    assert reader(server, topic="t").latestOffset(both, ALL) == both
+    assert log.stream(topic="t").latestOffset(both, ALL) == both
 
 
-def test_another_queue_of_a_known_broker_that_has_lost_its_start(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
+def test_another_queue_of_a_known_broker_that_has_lost_its_start(log: Log) -> None:
     for _ in range(20):
-        folder.append("u", [b"x" * 50] * 10)
-    start = at(folder, 100)
-    folder.start_offsets["u", 0] = 50
+        log.folder.append("u", [b"x" * 50] * 10)
+    start = log.at(100)
+    log.folder.start_offsets["u", 0] = 50
     with pytest.raises(DataLossError, match=r"retention: topic u.*offset 0 is wanted.* is 50 "):
-        reader(server, topic="t,u").latestOffset(start, ALL)
+        log.stream(topic="t,u").latestOffset(start, ALL)
 
 
-def test_bytes_are_limited(folder: Folder, servers: Servers, reader: Readers) -> None:
+def test_bytes_are_limited(log: Log) -> None:
     """Ten batches of some 1000 bytes, of which two fit; and of two topics each gets its share."""
-    length = folder.entries["t", 0][0][3]
-    stream = reader(servers(folder), topic="t,u", maxBytesPerTrigger=str(2 * length + 10))
-    assert stream.latestOffset(at(folder, 0), ALL) == at(folder, 20)
-    assert stream.latestOffset(at(folder, 15), ALL) == at(folder, 30)
-    assert stream.latestOffset(at(folder, 95), ALL) == at(folder, 100)
-    few = reader(servers(folder), maxBytesPerTrigger="1", maxOffsetsPerTrigger="3")
-    assert few.latestOffset(at(folder, 0), ALL) == at(folder, 10)
-    assert few.latestOffset(at(folder, 0), few.getDefaultReadLimit()) == at(folder, 3)
+    length = log.folder.entries["t", 0][0][3]
+    stream = log.stream(topic="t,u", maxBytesPerTrigger=str(2 * length + 10))
+    assert stream.latestOffset(log.at(0), ALL) == log.at(20)
+    assert stream.latestOffset(log.at(15), ALL) == log.at(30)
+    assert stream.latestOffset(log.at(95), ALL) == log.at(100)
+    few = log.stream(maxBytesPerTrigger="1", maxOffsetsPerTrigger="3")
+    assert few.latestOffset(log.at(0), ALL) == log.at(10)
+    assert few.latestOffset(log.at(0), few.getDefaultReadLimit()) == log.at(3)
 
 
-def test_too_few_messages_wait_for_more(folder: Folder, servers: Servers, reader: Readers) -> None:
-    server = servers(folder)
-    stream = reader(server, minRows="60", maxDelay="300ms")
-    assert stream.latestOffset(at(folder, 40), ALL) == at(folder, 100)
-    start = at(folder, 50)
+def test_too_few_messages_wait_for_more(log: Log) -> None:
+    stream = log.stream(minRows="60", maxDelay="300ms")
+    assert stream.latestOffset(log.at(40), ALL) == log.at(100)
+    start = log.at(50)
     began_s = time.monotonic()
     while stream.latestOffset(start, ALL) == start:
         time.sleep(0.01)
     assert time.monotonic() - began_s >= 0.3
-    assert stream.latestOffset(at(folder, 100), ALL) == at(folder, 100)
-    assert stream.latestOffset(at(folder, 90), ALL) == at(folder, 90)
+    assert stream.latestOffset(log.at(100), ALL) == log.at(100)
+    assert stream.latestOffset(log.at(90), ALL) == log.at(90)
     stream.prepareForTriggerAvailableNow()
-    assert stream.latestOffset(at(folder, 90), ALL) == at(folder, 100)
+    assert stream.latestOffset(log.at(90), ALL) == log.at(100)
 
 
-def test_a_group_is_made_first_and_follows(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
-    server = servers(folder)
-    stream = reader(server, group="g", retain="true", startingOffsets="latest-60")
+def test_a_group_is_made_first_and_follows(log: Log) -> None:
+    stream = log.stream(group="g", retain="true", startingOffsets="latest-60")
     start = stream.initialOffset()
-    assert start == at(folder, 40)
-    assert server.channels["t", "g"] == 40
-    assert server.retains["t", "g"]
-    count = server.requests.count("/call/group.follow")
-    stream.latestOffset(at(folder, 70), ALL)
-    stream.latestOffset(at(folder, 70), ALL)
-    assert server.requests.count("/call/group.follow") == count + 1
-    assert server.channels["t", "g"] == 70
+    assert start == log.at(40)
+    assert log.server.channels["t", "g"] == 40
+    assert log.server.retains["t", "g"]
+    count = log.server.requests.count("/call/group.follow")
+    stream.latestOffset(log.at(70), ALL)
+    stream.latestOffset(log.at(70), ALL)
+    assert log.server.requests.count("/call/group.follow") == count + 1
+    assert log.server.channels["t", "g"] == 70
 
 
-def test_a_group_is_nowhere_in_another_topic_of_that_name(
-    folder: Folder, servers: Servers, reader: Readers
-) -> None:
+def test_a_group_is_nowhere_in_another_topic_of_that_name(log: Log) -> None:
     """It would have what is to be read there first let go of."""
-    server = servers(folder)
-    stream = reader(server, group="spark", retain="true")
+    stream = log.stream(group="spark", retain="true")
     end = stream.latestOffset(stream.initialOffset(), ALL)
     stream._poll_interval_s = 60
-    folder.make_anew("t")
+    log.folder.make_anew("t")
     for _ in range(20):
-        folder.append("t", [b"z"] * 10)
+        log.folder.append("t", [b"z"] * 10)
     stream.commit(end)
-    assert server.channels["t", "spark"] == 0
+    assert log.server.channels["t", "spark"] == 0
 
 
 @pytest.mark.parametrize("follows", ["group", "channel"])
-def test_a_follower_of_a_log_with_a_lost_tail_is_at_its_end(
-    folder: Folder, servers: Servers, reader: Readers, follows: str
-) -> None:
+def test_a_follower_of_a_log_with_a_lost_tail_is_at_its_end(log: Log, follows: str) -> None:
     """Brokers refuse a place behind the end, and the query is to say what has happened."""
-    server = servers(folder)
     with pytest.raises(DataLossError, match="truncation"):
-        reader(server, **{follows: "spark"}).latestOffset(at(folder, 500), ALL)
-    assert server.channels["t", "spark"] == 100
+        log.stream(**{follows: "spark"}).latestOffset(log.at(500), ALL)
+    assert log.server.channels["t", "spark"] == 100
 
 
-def test_topics_that_match(folder: Folder, servers: Servers, reader: Readers) -> None:
-    folder.append("tea", [b"x"])
-    folder.append("noise", [b"x"])
-    texts = {"addresses": servers(folder).address, "topicPattern": "t.*"}
+def test_topics_that_match(log: Log) -> None:
+    log.folder.append("tea", [b"x"])
+    log.folder.append("noise", [b"x"])
+    texts = {"addresses": log.server.address, "topicPattern": "t.*"}
     schema = arrow_schema(StructType().add("offset", "long"))
     stream = StreamReader(ReadOptions.parse(texts, "stream"), schema)
     start = stream.initialOffset()
-    assert {topic: queues["0"] for topic, queues in start[folder.broker].items()} == {
+    assert {topic: queues["0"] for topic, queues in start[log.folder.broker].items()} == {
         "t": 100,
         "tea": 1,
     }
-    folder.append("toast", [b"x"] * 3)
+    log.folder.append("toast", [b"x"] * 3)
     time.sleep(0.11)
     first = stream.latestOffset(start, ALL)
-    assert first[folder.broker]["toast"]["0"] == 0
+    assert first[log.folder.broker]["toast"]["0"] == 0
     assert ranges(stream, first, stream.latestOffset(first, ALL)) == [(0, 3)]
     stream.stop()
 
 
-def test_a_reader_travels_to_its_tasks(folder: Folder, servers: Servers, reader: Readers) -> None:
-    stream = reader(servers(folder))
+def test_a_reader_travels_to_its_tasks(log: Log) -> None:
+    stream = log.stream()
     start = stream.initialOffset()
-    (split,) = stream.partitions(start, at(folder, 100))
+    (split,) = stream.partitions(start, log.at(100))
     copy, same_split = pickle.loads(pickle.dumps((stream, split)))
     offsets = [n for batch in copy.read(same_split) for n in batch.column("offset").to_pylist()]
     assert offsets == list(range(100))
@@ -472,9 +427,7 @@ def tasks_of(stream: StreamReader) -> list[list[tuple[str, int, int]]]:
     ]
 
 
-def test_small_splits_of_one_broker_share_a_task(
-    tmp_path: Path, servers: Servers, reader: Readers
-) -> None:
+def test_small_splits_of_one_broker_share_a_task(tmp_path: Path, log: Log) -> None:
     one, two = (Folder(tmp_path / name, 1 << 20) for name in ("one", "two"))
     for number in range(150):
         one.append(f"s{number:03}", [b"x"] * 3)
@@ -482,7 +435,7 @@ def test_small_splits_of_one_broker_share_a_task(
     for _ in range(5):
         one.append("s999-large", [b"x" * 1000] * 10)
     named = ",".join([*one.topics])
-    stream = reader(servers(one), servers(two), topic=named, splitBytes="1MiB")
+    stream = log.stream(log.serve(one), log.serve(two), topic=named, splitBytes="1MiB")
     tasks = tasks_of(stream)
     assert [("s999-large", 0, 50)] in tasks
     assert sorted(len(task) for task in tasks) == [1, 1, 22, 128]
@@ -491,12 +444,12 @@ def test_small_splits_of_one_broker_share_a_task(
         *[(f"s{number:03}", 0, 3) for number in range(150)],
         ("s999-large", 0, 50),
     ]
-    few = reader(servers(one), topic=named, splitBytes="1MiB", minPartitions="30")
+    few = log.stream(log.serve(one), topic=named, splitBytes="1MiB", minPartitions="30")
     assert len(tasks_of(few)) >= 30
 
 
 def test_an_index_that_one_answer_does_not_hold(
-    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path / "one", 1 << 20)
     for count in (4, 1, 5):
@@ -504,7 +457,7 @@ def test_an_index_that_one_answer_does_not_hold(
             folder.append(f"t{count}", [b"x"] * 2)
     monkeypatch.setattr("tests.spark.log_server.INDEX_ROWS_A_REPLY", 3)
     monkeypatch.setattr("martlet.spark.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
-    endpoint = Endpoint(servers(folder).address, 5000)
+    endpoint = Endpoint(log.serve(folder).address, 5000)
     ranges = [(BrokerQueue(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:
         indexes = endpoint.indexes(ranges)
@@ -519,15 +472,15 @@ def test_an_index_that_one_answer_does_not_hold(
 
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_shared_task_gives_its_messages_in_few_batches_and_asks_for_no_index(
-    tmp_path: Path, servers: Servers, reader: Readers, is_here: bool
+    tmp_path: Path, log: Log, is_here: bool
 ) -> None:
     folder = Folder(tmp_path / "one", 1 << 20)
     for number in range(20):
         folder.append(f"t{number:02}", [b"x"] * number)
-    server = servers(folder)
+    server = log.serve(folder)
     if not is_here:
         server.data_path = "/nowhere"
-    stream = reader(server, topic=",".join(folder.topics), splitBytes="1MiB")
+    stream = log.stream(server, topic=",".join(folder.topics), splitBytes="1MiB")
     start = stream.initialOffset()
     (task,) = stream.partitions(start, stream.latestOffset(start, ALL))
     del server.requests[:]

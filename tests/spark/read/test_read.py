@@ -7,6 +7,7 @@ import logging
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from tests.spark.log_server import LogServer, serving
 
 from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.read import task as reading
-from martlet.spark.read.data_loss import DataLossError, LossReport
+from martlet.spark.read.data_loss import DataLossError
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.schema import arrow_schema
 from martlet.spark.read.split import Split, Task
@@ -130,14 +131,9 @@ def test_a_segment_recycled_while_it_is_read_fails_by_default(
     folder.recycle_first()
     with pytest.raises(DataLossError) as caught:
         list(batches)
-    text = str(caught.value)
-    for part in (
-        "topic t, queue 0",
-        str(folder.start_offsets["t", 0]),
-        "failOnDataLoss",
-        "channel",
-    ):
-        assert part in text
+    first = str(folder.start_offsets["t", 0])
+    for part in ("topic t, queue 0", first, "failOnDataLoss", "channel"):
+        assert part in str(caught.value)
 
 
 def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(
@@ -157,19 +153,6 @@ def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(
     )
     assert offsets_read(split(server)) == list(range(500))
     assert (first_offset, count) == (70, 10)
-
-
-def test_a_damaged_record_is_an_error_and_not_a_gap(server: LogServer, folder: Folder) -> None:
-    position = folder.damage("t", 7)
-    message = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
-    with pytest.raises(DataLossError, match=message) as caught:
-        list(read_one(split(server)))
-    assert caught.value.loss is LossReport.CORRUPTION
-    rest = [*range(70), *range(80, 500)]
-    assert offsets_read(split(server, fail=False)) == rest
-    folder.damage("t", 9, at=8)  # Now it does not say how long it is.
-    for server.data_path in (str(folder.path), "/nowhere"):
-        assert offsets_read(split(server, fail=False)) == [n for n in rest if not 90 <= n < 100]
 
 
 def test_made_anew_while_it_is_read(server: LogServer, folder: Folder) -> None:
@@ -248,16 +231,16 @@ def test_a_port_that_does_not_speak_http_is_reported_at_once(answer: bytes, why:
 
 def test_a_broker_that_is_away_for_a_moment(server: LogServer, folder: Folder) -> None:
     """The connection that was kept breaks, and the broker is not there for some tries."""
-    endpoint = Endpoint(server.address, 10_000)
-    assert endpoint.listing().broker == folder.broker
-    server.failing = 2
-    endpoint.close()
-    assert {queue.topic for queue in endpoint.listing().queues} == {"t", "noise"}
-    endpoint.close()
+    with closing(Endpoint(server.address, 10_000)) as endpoint:
+        assert endpoint.listing().broker == folder.broker
+        server.failing = 2
+        endpoint.close()
+        assert {queue.topic for queue in endpoint.listing().queues} == {"t", "noise"}
 
 
 def test_a_refusal_of_the_broker_is_reported_at_once(server: LogServer) -> None:
-    endpoint = Endpoint(server.address, 60_000)
-    with pytest.raises(BrokerRefused, match="HTTP 404: TOPIC_NOT_FOUND"):
+    with (
+        closing(Endpoint(server.address, 60_000)) as endpoint,
+        pytest.raises(BrokerRefused, match="HTTP 404: TOPIC_NOT_FOUND"),
+    ):
         endpoint.offset_at("missing", 0, 0)
-    endpoint.close()
