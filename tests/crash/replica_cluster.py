@@ -85,13 +85,30 @@ class Cluster:
                     command, cwd=ROOT, env=running_from(self.source), stdout=log, stderr=log
                 )
 
+    @property
+    def brokers(self) -> list[str]:
+        """Where clients reach the replicas."""
+        return [*self.tcp.values()]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
     def kill(self, name: str) -> None:
-        self.processes[name].kill()
-        self.processes[name].wait()
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
 
     def hang(self, name: str) -> None:
         """Stop a replica's process in its tracks."""
         self.processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGCONT)
+
+    def terminate(self, name: str) -> None:
+        """Let a replica's process end well."""
+        self.processes[name].send_signal(signal.SIGTERM)
+        assert self.processes[name].wait(LIMIT_S) == 0, self.log(name)
 
     def replace(self, name: str, *, is_copy: bool) -> str:
         """Start another process as a replica, at other addresses and with an empty folder, or with
@@ -108,16 +125,20 @@ class Cluster:
         self.start_one(name)
         return old
 
-    async def primary(self) -> str | None:
-        """The name of the primary, whoever is that now."""
-        replica_set = (await self.store.read()).replica_set
-        return replica_set.primary if replica_set is not None else None
-
-    async def another_primary(self, before: str) -> None:
-        """Wait until another one is primary."""
+    async def primary(self, but: str = "") -> str:
+        """The name of the primary, as soon as there is one other than `but`."""
         async with asyncio.timeout(LIMIT_S):
-            while await self.primary() == before:  # noqa: ASYNC110, the store calls nobody
-                await asyncio.sleep(0.02)
+            while True:
+                replica_set = (await self.store.read()).replica_set
+                if replica_set is not None and replica_set.primary not in (None, but):
+                    assert replica_set.primary is not None
+                    return replica_set.primary
+                await asyncio.sleep(0.02)  # The store tells nobody when it changes.
+
+    async def standby(self) -> str:
+        """The name of the first standby."""
+        primary = await self.primary()
+        return next(name for name in self.tcp if name != primary)
 
     async def hand_over(self) -> None:
         """Let another one be primary."""
@@ -158,8 +179,7 @@ class Cluster:
             while True:
                 name = await self.primary()
                 try:
-                    if name is not None:
-                        return await Wire.open(self.tcp[name])
+                    return await Wire.open(self.tcp[name])
                 except OSError:
                     pass  # It is not there any more, or does not listen yet.
                 await asyncio.sleep(0.01)
@@ -173,10 +193,11 @@ class Cluster:
     async def stop(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # One that hangs would not end.
         for name, process in self.processes.items():
             status = process.wait(LIMIT_S)
             # Or it was killed while it started.
-            assert status in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
+            assert status in (0, -signal.SIGTERM), self.log(name)
         await self.store.close()
 
 

@@ -5,8 +5,8 @@ a group goes on.
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -82,12 +82,22 @@ class Load:
         await self._send(b"end", "")
 
 
+@asynccontextmanager
+async def loading(addresses: list[str]) -> AsyncIterator[tuple[Producer, Load]]:
+    """Have a producer of these brokers send all the while, which outlasts a failover."""
+    async with Producer(addresses, publishing=PATIENT) as producer:
+        yield producer, Load(sends_of(producer))
+
+
+def sends_of(producer: Producer) -> Send:
+    return lambda body, key: producer.send(TOPIC, body, order_key=key)
+
+
 async def fail_over(cluster: Cluster, load: Load) -> None:
     """Kill the primary three times, each time with sends that it has not answered."""
     for _ in range(3):
         await load.more(300)
         victim = await cluster.primary()
-        assert victim is not None
         cluster.hang(victim)
         await load.stuck()
         cluster.kill(victim)
@@ -114,37 +124,28 @@ async def check(load: Load, consumer: Consumer) -> None:
         assert [body for body in replies if body.startswith(b"%d " % key)] == sent
 
 
-async def test_each_send_is_stored_once_when_primaries_are_killed(clusters: Clusters) -> None:
-    cluster = await clusters.start()
-    addresses = list(cluster.tcp.values())
-    async with Producer(addresses, publishing=PATIENT) as producer:
-        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+async def test_each_send_is_stored_once_when_primaries_are_killed(cluster: Cluster) -> None:
+    async with loading(cluster.brokers) as (producer, load):
         await fail_over(cluster, load)
         assert producer.stats.retried
         assert producer.stats.connected == 1
-    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
-    await cluster.stop()
+    await check(load, Consumer(TOPIC, "c", cluster.brokers[:1], max_in_flight=1000))
 
 
 async def test_sends_go_on_when_a_primary_is_paused_and_keeps_its_connections(
-    clusters: Clusters,
+    cluster: Cluster,
 ) -> None:
-    cluster = await clusters.start()
-    addresses = list(cluster.tcp.values())
-    async with Producer(addresses, publishing=PATIENT) as producer:
-        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+    async with loading(cluster.brokers) as (_, load):
         await load.more(300)
         paused = await cluster.primary()
-        assert paused is not None
         cluster.hang(paused)
         await load.more(300)
         assert await cluster.primary() != paused
-        cluster.processes[paused].send_signal(signal.SIGCONT)
+        cluster.resume(paused)
         await load.more(300)
         await cluster.in_sync(3)
         await load.end()
-    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
-    await cluster.stop()
+    await check(load, Consumer(TOPIC, "c", cluster.brokers[:1], max_in_flight=1000))
 
 
 async def test_each_send_is_stored_once_for_producers_that_find_the_primary_by_lookup(
@@ -153,17 +154,15 @@ async def test_each_send_is_stored_once_for_producers_that_find_the_primary_by_l
     with LookupProcess() as lookup:
         cluster = await clusters.start(arguments=[f"--lookupd-tcp-address={lookup.tcp_address}"])
         async with Producer(lookup=lookup.http_address, publishing=PATIENT) as producer:
-            load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+            load = Load(sends_of(producer))
             await fail_over(cluster, load)
             assert producer.stats.retried
         await check(load, Consumer(TOPIC, "c", lookup=lookup.http_address, max_in_flight=1000))
         await cluster.stop()
 
 
-async def test_each_send_of_the_blocking_producer_is_stored_once(clusters: Clusters) -> None:
-    cluster = await clusters.start()
-    addresses = list(cluster.tcp.values())
-    with sync.Producer(addresses, publishing=PATIENT) as producer:
+async def test_each_send_of_the_blocking_producer_is_stored_once(cluster: Cluster) -> None:
+    with sync.Producer(cluster.brokers, publishing=PATIENT) as producer:
 
         def send(body: bytes, key: str) -> Awaitable[SendResult]:
             return asyncio.wrap_future(producer.send_async(TOPIC, body, order_key=key))
@@ -171,13 +170,10 @@ async def test_each_send_of_the_blocking_producer_is_stored_once(clusters: Clust
         load = Load(send)
         await fail_over(cluster, load)
         assert producer.stats.retried
-    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
-    await cluster.stop()
+    await check(load, Consumer(TOPIC, "c", cluster.brokers[:1], max_in_flight=1000))
 
 
-async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Clusters) -> None:
-    cluster = await clusters.start()
-    addresses = list(cluster.tcp.values())
+async def test_requests_get_their_replies_when_primaries_are_killed(cluster: Cluster) -> None:
     handled: list[bytes] = []
 
     async def handle(message: Message) -> None:
@@ -190,8 +186,8 @@ async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Cl
         assert reply.body == b"re: " + body
 
     async with (
-        Producer(addresses, publishing=PATIENT) as producer,
-        Consumer(TOPIC, "workers", addresses, max_in_flight=100) as consumer,
+        Producer(cluster.brokers, publishing=PATIENT) as producer,
+        Consumer(TOPIC, "workers", cluster.brokers, max_in_flight=100) as consumer,
     ):
         working = asyncio.create_task(consumer.run(handle, concurrency=20))
         for number in range(2):
@@ -200,7 +196,6 @@ async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Cl
             while len(handled) < begun:  # noqa: ASYNC110, many things change it
                 await asyncio.sleep(0.005)
             victim = await cluster.primary()
-            assert victim is not None
             cluster.kill(victim)
             await asyncio.gather(*requests)
             cluster.start_one(victim)
@@ -209,7 +204,6 @@ async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Cl
         assert producer.stats.waiting_requests == 0
         consumer.stop()
         await working
-    await cluster.stop()
 
 
 async def received_by(consumer: PullConsumerBase, bodies: list[bytes]) -> None:
@@ -232,15 +226,12 @@ async def member_count(address: str) -> int:
 
 
 async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_primary(
-    clusters: Clusters,
+    cluster: Cluster,
 ) -> None:
     """It joined once for each address, as several members."""
-    cluster = await clusters.start()
-    addresses = list(cluster.tcp.values())
     bodies: list[bytes] = []
-    member = PullConsumer(TOPIC, "g", addresses, start="first", commit_every_s=0.05)
-    async with Producer(addresses, publishing=PATIENT) as producer, member:
-        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+    member = PullConsumer(TOPIC, "g", cluster.brokers, start="first", commit_every_s=0.05)
+    async with loading(cluster.brokers) as (_, load), member:
         receiving = asyncio.create_task(received_by(member, bodies))
         for _ in range(2):
             await load.more(300)
@@ -251,7 +242,6 @@ async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_pr
             assert member.connected_count == 1
             assert len(member.assignment) == 1
             victim = await cluster.primary()
-            assert victim is not None
             assert await member_count(cluster.tcp[victim]) == 1
             cluster.kill(victim)
             await load.more(300)
@@ -262,19 +252,16 @@ async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_pr
             await receiving
         await member.commit()
     assert set(bodies) == {*load.results, b"end"}
-    async with PullConsumer(TOPIC, "g", addresses[::-1]) as other:
+    async with PullConsumer(TOPIC, "g", cluster.brokers[::-1]) as other:
         assert other.committed(0) == len(load.results) + 1
-    await cluster.stop()
 
 
 @pytest.mark.parametrize("is_broadcast", [False, True])
 async def test_a_member_leaves_a_primary_that_hangs(
-    tmp_path: Path, clusters: Clusters, is_broadcast: bool
+    tmp_path: Path, cluster: Cluster, is_broadcast: bool
 ) -> None:
     """Its connection stays open, and another one tells that there is a newer primary."""
-    cluster = await clusters.start()
     hung = await cluster.primary()
-    assert hung is not None
     # The first one is tried first, so that the consumer is connected to the primary itself.
     addresses = [cluster.tcp[hung], *(at for name, at in cluster.tcp.items() if name != hung)]
     bodies: list[bytes] = []
@@ -283,8 +270,7 @@ async def test_a_member_leaves_a_primary_that_hangs(
         member = BroadcastConsumer(TOPIC, addresses, offsets=tmp_path / "offsets", start="first")
     else:
         member = PullConsumer(TOPIC, "g", addresses, start="first", lease_s=2)
-    async with Producer(addresses, publishing=PATIENT) as producer, member:
-        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+    async with loading(addresses) as (_, load), member:
         receiving = asyncio.create_task(received_by(member, bodies))
         await load.more(300)
         cluster.hang(hung)
@@ -292,12 +278,11 @@ async def test_a_member_leaves_a_primary_that_hangs(
         await load.end()
         async with asyncio.timeout(LIMIT_S):
             await receiving
-        cluster.processes[hung].send_signal(signal.SIGCONT)
+        cluster.resume(hung)
     assert set(bodies) == {*load.results, b"end"}
     if is_broadcast:
         await continues_at_another_replica(tmp_path / "offsets", addresses)
     await cluster.in_sync(3)
-    await cluster.stop()
 
 
 async def continues_at_another_replica(offsets: Path, addresses: list[str]) -> None:

@@ -42,9 +42,7 @@ async def test_receipts_are_valid_by_any_replica_and_after_a_failover(
     clusters: Clusters, flag: str
 ) -> None:
     cluster = await clusters.start(arguments=(flag,))
-    primary = await cluster.primary()
-    assert primary is not None
-    standby = next(name for name in cluster.http if name != primary)
+    primary, standby = await cluster.primary(), await cluster.standby()
     client = client_of(cluster, standby)
     assert await asyncio.to_thread(client.receive) == []
     await asyncio.to_thread(lose_a_poll, cluster.http[standby], cluster.http[primary])
@@ -56,7 +54,7 @@ async def test_receipts_are_valid_by_any_replica_and_after_a_failover(
     if flag.endswith("=async"):
         await cluster.alike()
     cluster.kill(primary)
-    await cluster.another_primary(primary)
+    await cluster.primary(but=primary)
     # No one has received them since: a receipt of the former primary finishes one.
     assert await asyncio.to_thread(client.answer, "finish", held[:2]) == ["NOT_IN_FLIGHT", "OK"]
     left = await asyncio.to_thread(lambda: client.receive(max=10, wait=5))
@@ -76,9 +74,7 @@ async def test_a_standby_passes_the_secret_on_and_refuses_pages_of_other_sites(
 ) -> None:
     with AuthServer({"s3cret": Answer(allowed(EVERYTHING))}) as server:
         cluster = await clusters.start(arguments=(f"--auth-http-address={server.address}",))
-        primary = await cluster.primary()
-        standby = next(name for name in cluster.http if name != primary)
-        address = cluster.http[standby]
+        address = cluster.http[await cluster.standby()]
         for secret, code in (("s3cret", 200), ("wrong", 403), ("", 401)):
             client = HttpClient(address, "t", headers={"X-Martlet-Auth": secret})
             assert (await asyncio.to_thread(client.publish, "x")).status == code

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from tests.crash.replica_cluster import LIMIT_S, Clusters
+from tests.crash.replica_cluster import LIMIT_S, Cluster
 from tests.crash.wire import drain
 
 pytestmark = pytest.mark.crash
@@ -82,8 +82,7 @@ class KeptConnection:
             self.answered.update(bodies)
 
 
-async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters) -> None:
-    cluster = await clusters.start()
+async def test_nothing_answered_over_open_connections_is_lost(cluster: Cluster) -> None:
     numbers = itertools.count()
     ways = ["whole", "pipelined", "in pieces", "in the head"]
     kept = [
@@ -109,8 +108,6 @@ async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(end) for end in ended} == {asyncio.CancelledError}
     primary = await cluster.primary()
-    assert primary is not None
     got = await drain(cluster.tcp[primary], cluster.http[primary], TOPIC, "c", rdy=2500)
     received = {message.body for message in got}
     assert set[bytes]().union(*(client.answered for client in kept)) <= received
-    await cluster.stop()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 
 import pytest
-from tests.crash.replica.test_replicas import TOPIC, Publisher, received_all
-from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
+from tests.crash.replica.test_replicas import TOPIC, Publisher
+from tests.crash.replica_cluster import LIMIT_S, Cluster
 from tests.crash.wire import Wire, http, pub
 
 pytestmark = pytest.mark.crash
@@ -48,44 +47,31 @@ async def until_replaced(cluster: Cluster, old: str) -> None:
 @pytest.mark.parametrize("is_copy", [False, True])
 @pytest.mark.parametrize("is_primary", [False, True])
 async def test_a_replica_that_wakes_up_after_it_was_replaced_takes_no_part(
-    clusters: Clusters, is_copy: bool, is_primary: bool
+    cluster: Cluster, is_copy: bool, is_primary: bool
 ) -> None:
-    cluster = await clusters.start()
     publisher = Publisher(cluster)
-    publishing = asyncio.create_task(publisher.run())
-    await publisher.answered_again()
-    primary = await cluster.primary()
-    assert primary is not None
-    name = primary if is_primary else next(other for other in cluster.tcp if other != primary)
-    if is_primary:
-        # Whoever is connected to it waits; others find the new primary.
-        publishing.cancel()
-    cluster.hang(name)
-    if is_primary:
-        await cluster.another_primary(name)
-        publishing = asyncio.create_task(publisher.run())
-    await publisher.answered_again()
-    old = cluster.replace(name, is_copy=is_copy)
-    await until_in_place(cluster, name)
-    await publisher.answered_again()
-    cluster.processes[old].send_signal(signal.SIGCONT)
-    await until_replaced(cluster, old)
-    await publisher.answered_again()
-    primary = await cluster.primary()
-    assert primary is not None
-    cluster.kill(primary)
-    await cluster.another_primary(primary)
-    await publisher.answered_again()
-    client = await Wire.open(cluster.tcp[old])
-    client.send(pub(TOPIC, b"by the process that was replaced"))
-    await client.ok()
-    client.writer.close()
-    cluster.start_one(primary)
-    await until_in_place(cluster, primary)
-    publishing.cancel()
-    await asyncio.gather(publishing, return_exceptions=True)
-    log = (cluster.folder / f"{old}.log").read_text()
-    assert "stands down for good" in log
+    async with publisher:
+        name = await cluster.primary() if is_primary else await cluster.standby()
+        cluster.hang(name)
+    if is_primary:  # Whoever is connected to it waits; others find the new primary.
+        await cluster.primary(but=name)
+    async with publisher:
+        old = cluster.replace(name, is_copy=is_copy)
+        await until_in_place(cluster, name)
+        await publisher.answered_again()
+        cluster.resume(old)
+        await until_replaced(cluster, old)
+        await publisher.answered_again()
+        primary = await cluster.primary()
+        cluster.kill(primary)
+        await cluster.primary(but=primary)
+        await publisher.answered_again()
+        client = await Wire.open(cluster.tcp[old])
+        client.send(pub(TOPIC, b"by the process that was replaced"))
+        await client.ok()
+        client.writer.close()
+        cluster.start_one(primary)
+        await until_in_place(cluster, primary)
+    assert "stands down for good" in cluster.log(old)
     publisher.answered.add(b"by the process that was replaced")
-    assert publisher.answered <= await received_all(cluster, publisher.answered)
-    await cluster.stop()
+    await publisher.receive_all()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.crash.replica.test_failover import PATIENT, Load, check
+from tests.crash.replica.test_failover import Load, check, loading
 from tests.crash.replica.test_replicas import TOPIC
-from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters, running_from
+from tests.crash.replica_cluster import ROOT, Cluster, Clusters, running_from
 from tests.crash.wire import GONE, http, until
 
-from martlet.client import Consumer, Producer
+from martlet.client import Consumer
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -50,8 +49,7 @@ async def replace_all(cluster: Cluster, load: Load, source: Path | None) -> None
     primary = await cluster.primary()
     for name in sorted(cluster.tcp, key=lambda name: name == primary):
         await load.more(300)
-        cluster.processes[name].send_signal(signal.SIGTERM)
-        assert cluster.processes[name].wait(LIMIT_S) == 0, name
+        cluster.terminate(name)
         await load.more(300)
         cluster.start_one(name)
         await until(lambda name=name: follows(cluster, name))  # type: ignore[misc]
@@ -61,7 +59,7 @@ async def replace_all(cluster: Cluster, load: Load, source: Path | None) -> None
 async def follows(cluster: Cluster, name: str) -> bool:
     """Whether a replica is in sync and its process is there: the set keeps it for a while."""
     primary = await cluster.primary()
-    if primary in (None, name):
+    if primary == name:
         return False
     try:
         report = json.loads(await http(cluster.http[primary], "/replica"))
@@ -76,13 +74,11 @@ async def test_each_send_is_stored_once_while_replicas_change_to_this_version_an
     clusters: Clusters, earlier: Path, flush: str
 ) -> None:
     cluster = await clusters.start(flush=flush, source=earlier)
-    addresses = list(cluster.tcp.values())
-    async with Producer(addresses, publishing=PATIENT) as producer:
-        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+    async with loading(cluster.brokers) as (_, load):
         await replace_all(cluster, load, None)
         await replace_all(cluster, load, earlier)
         await replace_all(cluster, load, None)
         await load.end()
-    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
+    await check(load, Consumer(TOPIC, "c", cluster.brokers[:1], max_in_flight=1000))
     await cluster.alike()
     await cluster.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.crash.replica_cluster import Cluster
-from tests.spark.brokers.test_failover import Loop, loop, started
-from tests.spark.publish import publish
+from tests.spark.brokers.test_failover import Loop, loop, started, stopped
+from tests.spark.publish import publish, wait_for
 from tests.spark.stored import values_of
 
 __all__ = ["loop"]
@@ -27,16 +26,12 @@ def copying(spark: SparkSession, cluster: Cluster, checkpoint: Path) -> Streamin
     return (
         spark.readStream.format("martlet")
         .schema("value BINARY")
-        .option("addresses", addresses)
-        .option("topic", "from")
-        .option("startingOffsets", "earliest")
+        .options(addresses=addresses, topic="from", startingOffsets="earliest")
         .option("maxOffsetsPerTrigger", ROWS // 10)
         .load()
         .repartition(2)
         .writeStream.format("martlet")
-        .option("addresses", addresses)
-        .option("topic", "to")
-        .option("blockBytes", 4096)
+        .options(addresses=addresses, topic="to", blockBytes=4096)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
@@ -44,11 +39,10 @@ def copying(spark: SparkSession, cluster: Cluster, checkpoint: Path) -> Streamin
 
 
 def wait_for_batch(query: StreamingQuery, number: int) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while (last := query.lastProgress) is None or last["batchId"] < number:
-        assert query.isActive, query.exception()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)  # Spark tells nobody.
+    def is_there() -> bool:
+        return (last := query.lastProgress) is not None and last["batchId"] >= number
+
+    wait_for(is_there, query, LIMIT_S)
 
 
 def test_each_row_is_stored_once_while_primaries_are_killed(
@@ -71,9 +65,6 @@ def test_each_row_is_stored_once_while_primaries_are_killed(
         assert query.awaitTermination(LIMIT_S)
         counts = Counter(values_of(cluster.http[loop.run(cluster.primary())], "to"))
     finally:
-        for process in cluster.processes.values():
-            process.kill()
-            process.wait()
-        loop.run(cluster.store.close())
+        loop.run(stopped(cluster))
     assert query.exception() is None
     assert counts == Counter(map(str, range(ROWS)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,8 +13,8 @@ import pyarrow as pa
 import pytest
 from tests.crash.replica_cluster import Cluster
 from tests.interop.lookup_process import LookupProcess
-from tests.spark.brokers.test_failover import Loop, loop, started
-from tests.spark.publish import post
+from tests.spark.brokers.test_failover import Loop, loop, started, stopped
+from tests.spark.publish import open_count, post, wait_for
 from tests.spark.stored import rows_at, values_of
 
 from martlet.spark.write import broker_transaction, sink
@@ -45,9 +44,7 @@ class Broker:
 
     @property
     def primary(self) -> str:
-        primary = self.loop.run(self.cluster.primary())
-        assert isinstance(primary, str)
-        return primary
+        return str(self.loop.run(self.cluster.primary()))
 
     def kill_primary(self) -> str:
         victim = self.primary
@@ -76,13 +73,10 @@ class Broker:
         return values_of(self.cluster.http[self.primary], "t")
 
     def open_count(self) -> int:
-        answer = post(self.cluster.http[self.primary], "/call/transaction.list")
-        count: int = json.loads(answer)["count"]
-        return count
+        return open_count(self.cluster.http[self.primary])
 
     def close(self) -> None:
-        self.cluster.kill_all()
-        self.loop.run(self.cluster.store.close())
+        self.loop.run(stopped(self.cluster))
 
 
 @pytest.fixture
@@ -103,29 +97,20 @@ def task(options: WriteOptions, transaction: str, *batches: pa.RecordBatch) -> C
     return sink._staged(options, transaction, BatchId("q", 0), iter(batches))
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)  # The broker tells nobody.
-
-
 def test_primaries_are_killed_while_rows_are_staged_and_before_the_commit(broker: Broker) -> None:
     write_options = broker.options()
+    dead: list[str] = []
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number in range(40):
             if number == 15:
-                broker.kill_primary()
+                dead.append(broker.kill_primary())
             yield batch(number)
 
     with BrokerTransaction(write_options, "t", BatchId("q", 0)) as stage:
         staged = stage.stage(rows())
     assert staged.message_count == 400
-    dead = next(
-        name for name, process in broker.cluster.processes.items() if process.poll() is not None
-    )
-    broker.cluster.start_one(dead)
+    broker.cluster.start_one(*dead)
     broker.loop.run(broker.cluster.in_sync(3))
     broker.kill_primary()
     StreamWriter(write_options).commit([staged], 0)
@@ -146,7 +131,7 @@ def test_a_primary_is_killed_with_a_commit_that_no_standby_has(broker: Broker) -
     ):
         standbys = broker.kill_standbys()
         commit = pool.submit(stage.commit, {staged.branch: 50})
-        eventually(lambda: broker.open_count() == 0)
+        wait_for(lambda: broker.open_count() == 0)
         assert not commit.done()
         broker.fail_over_to(standbys)
         assert commit.result(LIMIT_S) is False
@@ -177,7 +162,7 @@ def test_a_commit_that_was_seen_and_lost_is_no_reason_to_publish_less(broker: Br
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(commit)
-        eventually(lambda: broker.open_count() == 0)
+        wait_for(lambda: broker.open_count() == 0)
         repeated = task(write_options, "u", *map(batch, range(5)))
         assert repeated.is_repeated
         broker.fail_over_to(standbys)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.brokers.test_failover import Loop, loop, started
+from tests.spark.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.publish import publish
 
 from martlet.pipeline.archive import ArchiveOptions, archive
@@ -40,10 +40,7 @@ def test_each_message_is_archived_once_over_a_failover(
         publish(cluster.http[standby], "t", [b"%d" % n for n in range(5000, 5500)])
         archive(options, spark)
     finally:
-        for process in cluster.processes.values():
-            process.kill()
-            process.wait()
-        loop.run(cluster.store.close())
+        loop.run(stopped(cluster))
     table = ds.dataset(options.out, partitioning="hive").to_table(columns=["offset", "value"])
     rows = sorted(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
     assert rows == [(n, b"%d" % n) for n in range(5500)]
