@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -56,24 +56,29 @@ def two_segments_disk(tmp_path: Path) -> Iterator[Path]:
         yield mounted
 
 
+@asynccontextmanager
+async def running(
+    disk: Path, *flags: str, segment_bytes: int = SEGMENT_BYTES
+) -> AsyncIterator[BrokerProcess]:
+    """Run a broker on a disk, with channel c of topic t."""
+    sizes = (f"--max-bytes-per-file={segment_bytes}", f"--min-free-bytes={KEPT_FREE_BYTES}")
+    with BrokerProcess(disk / "data", *sizes, *flags) as broker:
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        yield broker
+
+
 @pytest.fixture(params=["async", "sync"])
 async def broker(request: pytest.FixtureRequest, small_disk: Path) -> AsyncIterator[BrokerProcess]:
-    with BrokerProcess(
-        small_disk / "data",
-        f"--max-bytes-per-file={SEGMENT_BYTES}",
-        f"--min-free-bytes={KEPT_FREE_BYTES}",
-        "--journal-interval=10ms",
-        "--checkpoint-interval=100ms",
-        f"--flush={request.param}",
-    ) as process:
-        await make_channel(process)
+    intervals = ("--journal-interval=10ms", "--checkpoint-interval=100ms")
+    async with running(small_disk, *intervals, f"--flush={request.param}") as process:
         yield process
 
 
-async def make_channel(broker: BrokerProcess) -> None:
-    """Make channel c of topic t."""
-    await http(broker.http_address, "/topic/create?topic=t", b"")
-    await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+async def consumed(broker: BrokerProcess) -> list[bytes]:
+    """Finish all that the channel has."""
+    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    return [message.body for message in got]
 
 
 class Publisher:
@@ -149,32 +154,22 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     stats = json.loads(await http(broker.http_address, "/stats?format=json"))
     assert stats["health"].startswith("NOK - the disk is full")
 
-    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-    assert {message.body for message in got} == publisher.answered
+    got = set(await consumed(broker))
+    assert got == publisher.answered
     await until(lambda: is_well(broker))
     assert await publisher.publish_once()
     again = await publisher.publish_until_refused()
     assert again.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
-    left = publisher.answered - {message.body for message in got}
+    left = publisher.answered - got
     assert len(left) * BODY_BYTES > 10 * MIB
-    more = await drain(broker.tcp_address, broker.http_address, "t", "c")
-    assert {message.body for message in more} == left
+    assert set(await consumed(broker)) == left
 
 
-async def test_finishing_frees_space_without_waiting_for_a_checkpoint(
-    small_disk: Path,
-) -> None:
-    with BrokerProcess(
-        small_disk / "data",
-        f"--max-bytes-per-file={SEGMENT_BYTES}",
-        f"--min-free-bytes={KEPT_FREE_BYTES}",
-        "--checkpoint-interval=1h",
-    ) as broker:
-        await make_channel(broker)
+async def test_finishing_frees_space_without_waiting_for_a_checkpoint(small_disk: Path) -> None:
+    async with running(small_disk, "--checkpoint-interval=1h") as broker:
         publisher = Publisher(broker)
         await publisher.publish_until_refused()
-        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-        assert {message.body for message in got} == publisher.answered
+        assert set(await consumed(broker)) == publisher.answered
         for _ in range(8):  # more than one segment has gone
             await until(publisher.publish_once)
 
@@ -185,8 +180,7 @@ async def test_a_broker_killed_on_a_full_disk_comes_back(broker: BrokerProcess) 
     broker.kill()
     assert main(["log", "verify", str(broker.data_path)]) == 0
     broker.start()
-    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-    assert {message.body for message in got} == publisher.answered
+    assert set(await consumed(broker)) == publisher.answered
     await until(publisher.publish_once)
 
 
@@ -201,8 +195,7 @@ async def test_a_disk_filled_by_others_to_the_last_byte(
             pass
     disk = os.statvfs(small_disk)
     assert disk.f_bavail == 0
-    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-    assert {message.body for message in got} == publisher.answered
+    assert set(await consumed(broker)) == publisher.answered
     for _ in range(8):  # more than is kept in reserve
         await until(publisher.publish_once)
 
@@ -212,14 +205,8 @@ async def test_a_disk_of_two_segments_takes_messages_again_once_all_are_consumed
     two_segments_disk: Path, flags: tuple[str, ...]
 ) -> None:
     """Then all of them are in the segment that is being written."""
-    with BrokerProcess(
-        two_segments_disk / "data",
-        f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}",
-        f"--min-free-bytes={KEPT_FREE_BYTES}",
-        "--checkpoint-interval=1h",
-        *flags,
-    ) as broker:
-        await make_channel(broker)
+    flags = ("--checkpoint-interval=1h", *flags)
+    async with running(two_segments_disk, *flags, segment_bytes=LARGE_SEGMENT_BYTES) as broker:
         publisher = Publisher(broker)
         got: set[bytes] = set()
 
@@ -234,7 +221,7 @@ async def test_a_disk_of_two_segments_takes_messages_again_once_all_are_consumed
             if turn % 2:
                 broker.kill()
                 broker.start()
-            new = {m.body for m in await drain(broker.tcp_address, broker.http_address, "t", "c")}
+            new = set(await consumed(broker))
             assert publisher.answered - got <= new
             got |= new
 
@@ -243,28 +230,21 @@ async def test_a_disk_of_two_segments_takes_messages_again_once_all_are_consumed
 async def test_a_refusal_names_settings_that_make_room_at_a_start(
     two_segments_disk: Path, flag: str
 ) -> None:
-    sizes = (f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}", f"--min-free-bytes={KEPT_FREE_BYTES}")
-    with BrokerProcess(two_segments_disk / "data", *sizes) as broker:
-        await http(broker.http_address, "/topic/create?topic=t", b"")
+    async with running(two_segments_disk, segment_bytes=LARGE_SEGMENT_BYTES) as broker:
         await Publisher(broker).publish_until_refused()
-    with BrokerProcess(two_segments_disk / "data", *sizes, flag) as broker:
+    async with running(two_segments_disk, flag, segment_bytes=LARGE_SEGMENT_BYTES) as broker:
         await http(broker.http_address, "/pub?topic=t", b"x" * 400_000)
 
 
 async def test_a_disk_of_two_segments_drops_its_oldest_messages(two_segments_disk: Path) -> None:
-    with BrokerProcess(
-        two_segments_disk / "data",
-        f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}",
-        f"--min-free-bytes={KEPT_FREE_BYTES}",
-        "--disk-full-policy=drop-oldest",
-    ) as broker:
+    flag = "--disk-full-policy=drop-oldest"
+    async with running(two_segments_disk, flag, segment_bytes=LARGE_SEGMENT_BYTES) as broker:
         bodies = [b"%010d" % number * (BODY_BYTES // 10) for number in range(BATCH * 80)]
-        await make_channel(broker)
         wire = await Wire.open(broker.tcp_address)
         for at in range(0, len(bodies), BATCH):
             wire.send(mpub("t", bodies[at : at + BATCH]))
             await wire.ok()
         wire.close()
-        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-        assert sorted(m.body for m in got) == bodies[-len(got) :]
+        got = await consumed(broker)
+        assert sorted(got) == bodies[-len(got) :]
         assert 0 < len(got) * BODY_BYTES < LARGE_SEGMENT_BYTES

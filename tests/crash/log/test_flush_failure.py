@@ -81,18 +81,24 @@ async def refusal(broker: Broker, target: str, body: bytes | None = None) -> str
     return str(caught.value)
 
 
-async def fail(broker: Broker, disk: FailingDisk) -> None:
-    """Let a flush fail under a publish, and wait until the broker knows."""
-    disk.failing = True
+async def published_in_doubt(broker: Broker) -> bytes:
+    """Publish a message whose flush may fail. Returns the answer."""
     wire = await Wire.open(broker.tcp_address)
     wire.send(pub("t", b"in doubt"))
     frame = await wire.answer()
-    refused = frame.data.startswith(f"E_PUB_FAILED PUB failed {REASON}".encode())
+    wire.close()
+    return frame.data
+
+
+async def fail(broker: Broker, disk: FailingDisk) -> None:
+    """Let a flush fail under a publish, and wait until the broker knows."""
+    disk.failing = True
+    answer = await published_in_doubt(broker)
+    refused = answer.startswith(f"E_PUB_FAILED PUB failed {REASON}".encode())
     # Where OK means written, it was, unless a flush had failed before it came.
-    assert refused or (broker.options.flush == "async" and frame.data == b"OK")
+    assert refused or (broker.options.flush == "async" and answer == b"OK")
     async with asyncio.timeout(50):
         await disk.failed.wait()
-    wire.close()
     await until(lambda: broker.server.broker.log.failed is not None)
 
 
@@ -147,32 +153,22 @@ async def test_messages_answered_ok_survive_a_restart(disk: FailingDisk, tmp_pat
             assert bodies[-1] == b"new"
 
 
+@pytest.mark.parametrize("is_under_way", [False, True])
 async def test_a_checkpoint_whose_flush_fails_is_not_made(
-    disk: FailingDisk, tmp_path: Path
+    disk: FailingDisk, tmp_path: Path, is_under_way: bool
 ) -> None:
+    """A flush under way has taken over what the checkpoint would have flushed itself."""
     async with Broker(tmp_path, sync_timeout_ns=10**12, checkpoint_interval_ns=10**12) as broker:
         await publish(broker, [b"one"])
         before = (tmp_path / "checkpoint").exists()
         disk.failing = True
+        if is_under_way:
+            broker.server.flusher.flush()
         assert not await broker.server.flusher.checkpoint()
         assert (tmp_path / "checkpoint").exists() == before
         assert broker.server.broker.health.startswith(f"NOK - {REASON}")
         disk.failing = False
     assert (tmp_path / "checkpoint").exists() == before
-
-
-async def test_a_checkpoint_behind_a_flush_that_fails_is_not_made(
-    disk: FailingDisk, tmp_path: Path
-) -> None:
-    """The flush under way has taken over what the checkpoint would have flushed itself."""
-    async with Broker(tmp_path, sync_timeout_ns=10**12, checkpoint_interval_ns=10**12) as broker:
-        await publish(broker, [b"one"])
-        before = (tmp_path / "checkpoint").exists()
-        disk.failing = True
-        broker.server.flusher.flush()
-        assert not await broker.server.flusher.checkpoint()
-        assert (tmp_path / "checkpoint").exists() == before
-        assert broker.server.broker.health.startswith(f"NOK - {REASON}")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -185,10 +181,7 @@ async def test_messages_are_taken_again_once_a_full_disk_keeps_what_it_took(
     # Else their own flush may fail first, and the next message is refused before it is written.
     await until(lambda: log.durable_position == log.position)
     disk.failing, disk.error = True, OSError(number, "no space")
-    wire = await Wire.open(broker.tcp_address)
-    wire.send(pub("t", b"in doubt"))
-    await wire.answer()
-    wire.close()
+    await published_in_doubt(broker)
     await until(lambda: log.failed is not None)
     error = await error_of(broker, pub("t", b"refused"))
     assert error.startswith("E_PUB_FAILED PUB failed flushing the log failed: ")
@@ -201,8 +194,7 @@ async def test_messages_are_taken_again_once_a_full_disk_keeps_what_it_took(
     assert log.durable_position == log.position
     await publish(broker, [b"three"])
     got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-    bodies = [message.body for message in got]
-    assert bodies == [b"one", b"two", b"in doubt", b"three"]
+    assert [message.body for message in got] == [b"one", b"two", b"in doubt", b"three"]
 
 
 async def test_a_disk_that_breaks_after_it_was_full_is_final(
@@ -210,10 +202,7 @@ async def test_a_disk_that_breaks_after_it_was_full_is_final(
 ) -> None:
     monkeypatch.setattr(flusher, "RETRY_S", 0.01)
     disk.failing, disk.error = True, OSError(errno.ENOSPC, "no space")
-    wire = await Wire.open(broker.tcp_address)
-    wire.send(pub("t", b"in doubt"))
-    await wire.answer()
-    wire.close()
+    await published_in_doubt(broker)
     log = broker.server.broker.log
     await until(lambda: log.may_recover)
     disk.error = OSError(errno.EIO, "Input/output error")
