@@ -47,6 +47,11 @@ def halfway(core: Core) -> Core:
     return core
 
 
+@pytest.fixture
+def files() -> Files:
+    return Files(halfway(Core()))
+
+
 def test_a_log_whose_listed_segments_are_all_removed_has_no_start() -> None:
     extent = Extent("b", gone=True)
     assert (extent.start, extent.end) == (-1, 0)
@@ -144,8 +149,7 @@ def test_groups_have_finished_messages_below_their_offset() -> None:
 # what is lost
 
 
-def test_a_missing_segment_is_named_with_its_needed_messages() -> None:
-    files = Files(halfway(Core()))
+def test_a_missing_segment_is_named_with_its_needed_messages(files: Files) -> None:
     base = sorted(files.segments)[3]
     before = counts_of(files.audit(), "t")["published"]
     del files.segments[base]
@@ -160,8 +164,7 @@ def test_a_missing_segment_is_named_with_its_needed_messages() -> None:
 
 
 @pytest.mark.parametrize("kept", [100, SEGMENT_BYTES // 2, SEGMENT_BYTES - 8])
-def test_a_cut_segment_is_named(kept: int) -> None:
-    files = Files(halfway(Core()))
+def test_a_cut_segment_is_named(files: Files, kept: int) -> None:
     base = sorted(files.segments)[2]
     del files.segments[base][kept // 8 * 8 :]
     finding = files.audit().findings[0]
@@ -201,8 +204,7 @@ def test_a_segment_of_which_everything_was_finished_is_missed_too() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 4, 20, 100])
-def test_a_damaged_batch_is_named_with_its_offsets_and_position(at: int) -> None:
-    files = Files(halfway(Core()))
+def test_a_damaged_batch_is_named_with_its_offsets_and_position(files: Files, at: int) -> None:
     batch = files.headers(RecordKind.BATCH)[40]
     files.damage(batch, at)
     finding = only(files.audit())
@@ -283,15 +285,15 @@ def test_a_damaged_record_of_neither_kind_is_reported_as_damage() -> None:
     assert audit.is_lossy
 
 
-def test_the_head_of_a_segment_that_is_damaged_costs_nothing_else() -> None:
-    files = Files(halfway(Core()))
+def test_the_head_of_a_segment_that_is_damaged_costs_nothing_else(files: Files) -> None:
     base = sorted(files.segments)[2]
     files.segments[base][HEADER_BYTES + 3] ^= 0xFF
     assert {finding.kind for finding in files.audit().findings} == {"damage"}
 
 
-def test_the_newest_segment_of_a_killed_broker_is_missed_by_the_end_of_the_one_before() -> None:
-    files = Files(halfway(Core()))
+def test_the_newest_segment_of_a_killed_broker_is_missed_by_the_end_of_the_one_before(
+    files: Files,
+) -> None:
     before, newest = sorted(files.segments)[-2:]
     while not walk(memoryview(files.segments[before]), before).was_ended:
         del files.segments[newest]
@@ -301,8 +303,7 @@ def test_the_newest_segment_of_a_killed_broker_is_missed_by_the_end_of_the_one_b
     assert newest in {place.base for place in finding.places}
 
 
-def test_a_file_that_ends_within_a_record_is_cut_and_has_no_torn_tail() -> None:
-    files = Files(halfway(Core()))
+def test_a_file_that_ends_within_a_record_is_cut_and_has_no_torn_tail(files: Files) -> None:
     last = files.headers(RecordKind.BATCH)[-1]
     base = files.base_of(last)
     del files.segments[base][last.next_position - base - 8 :]
@@ -422,8 +423,7 @@ def test_a_stretch_is_missing_if_all_heads_that_cover_it_list_it() -> None:
     assert missing_from([(0, 100)], []) == []
 
 
-def test_json_and_text_report_the_same() -> None:
-    files = Files(halfway(Core()))
+def test_json_and_text_report_the_same(files: Files) -> None:
     files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
     found = json.loads(audit.json())
@@ -435,8 +435,7 @@ def test_json_and_text_report_the_same() -> None:
     assert found["hours"][0]["lost"] == 1
 
 
-def test_a_finding_names_the_log_if_there_are_several_brokers() -> None:
-    files = Files(halfway(Core()))
+def test_a_finding_names_the_log_if_there_are_several_brokers(files: Files) -> None:
     files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
     logs = [
@@ -539,8 +538,7 @@ def test_delayed_messages_that_a_full_disk_has_given_up_are_not_lost() -> None:
     assert not [each for each in Files(core).audit().findings if each.topic.startswith("%")]
 
 
-def test_a_cut_of_the_newest_file_behind_its_last_record_is_found() -> None:
-    files = Files(halfway(Core()))
+def test_a_cut_of_the_newest_file_behind_its_last_record_is_found(files: Files) -> None:
     last = files.headers(RecordKind.CURSOR)[-1]
     newest = max(files.segments)
     del files.segments[newest][last.position - newest :]
