@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import pickle
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
 from crc32c import crc32c
 from tests import brokers
+from tests.answering import answering
 from tests.interop.asking import ask, until
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
 from tests.interop.lookup_process import LookupProcess
-from tests.spark.publish import post
+from tests.spark.publish import open_count, post, wait_for
 from tests.spark.stored import rows_of, values_of
 
 from martlet.properties.model import KeyHash
@@ -57,10 +58,13 @@ def task(
     return sink._staged(write_options, transaction, batch_id, iter(batches))
 
 
-def open_count(broker: BrokerProcess) -> int:
-    answer = json.loads(post(broker.http_address, "/call/transaction.list"))
-    count: int = answer["count"]
-    return count
+def publish(write_options: WriteOptions, number: int, rows: pa.RecordBatch) -> CommitMessage:
+    """Write a batch of a query by one task. Returns what that reports."""
+    writer = StreamWriter(write_options)
+    topic = write_options.topic or "no topic"
+    commit = task(write_options, f"{topic} {number}", BatchId(topic, number), rows)
+    writer.commit([commit], number)
+    return commit
 
 
 def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
@@ -80,7 +84,7 @@ def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
     writer.abort([*commits, None], 0)
     writer.commit([*commits], 0)
     assert values_of(broker.http_address, "plain") == ["one", "two", "three"]
-    assert open_count(broker) == 0
+    assert open_count(broker.http_address) == 0
 
 
 def test_a_batch_is_published_once_however_it_is_cut(
@@ -105,9 +109,8 @@ def test_a_batch_is_published_once_however_it_is_cut(
         writer.commit([late], 7)
     assert caplog.text.count("batch 7 of again was published before") == 2
     assert values_of(broker.http_address, "again") == ["a", "b", "c"]
-    assert open_count(broker) == 0
-    commits = [task(writer._options, "later 8", BatchId("again", 8), batch("d"))]
-    writer.commit([*commits], 8)
+    assert open_count(broker.http_address) == 0
+    publish(writer._options, 8, batch("d"))
     assert values_of(broker.http_address, "again") == ["a", "b", "c", "d"]
 
 
@@ -116,7 +119,7 @@ def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
     commit = task(writer._options, "failed", BatchId("failed", 0), batch("one"))
     writer.abort([commit, None], 0)
     writer.abort([None], 1)
-    assert open_count(broker) == 0
+    assert open_count(broker.http_address) == 0
     assert values_of(broker.http_address, "failed") == []
     with pytest.raises(WriteFailed, match="1 task did not report the rows staged"):
         writer.commit([commit, None], 0)
@@ -132,9 +135,9 @@ def test_a_write_with_only_failed_tasks_leaves_nothing_open(broker: BrokerProces
     good = batch(*["x" * 100] * 30)
     with pytest.raises(ValueError, match="raise its --max-msg-size"):
         writer.write(iter([good, good, batch("y" * 2_000_000)]))
-    assert open_count(broker) == 1
+    assert open_count(broker.http_address) == 1
     writer.abort([None])
-    assert open_count(broker) == 0
+    assert open_count(broker.http_address) == 0
 
 
 def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
@@ -178,22 +181,13 @@ def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
 
 
 def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
-    writer = StreamWriter(options(broker, topic="delayed"))
+    write_options = options(broker, topic="delayed")
     soon = (time.time_ns() + 1_500_000_000) // 1000
     times = pa.array([0, soon, None, soon + 3_600_000_000], pa.timestamp("us", "UTC"))
-    commit = task(
-        writer._options, "d", BatchId("d", 0), batch("a", "later", "b", "much", deliver_at=times)
-    )
-    writer.commit([commit], 0)
+    publish(write_options, 0, batch("a", "later", "b", "much", deliver_at=times))
     assert values_of(broker.http_address, "delayed") == ["a", "b"]
-    commit = task(
-        writer._options, "e", BatchId("d", 1), batch("by delay", delay=pa.array([600], pa.int64()))
-    )
-    writer.commit([commit], 1)
-    deadline_s = time.monotonic() + 60
-    while len(values_of(broker.http_address, "delayed")) < 4:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    publish(write_options, 1, batch("by delay", delay=pa.array([600], pa.int64())))
+    wait_for(lambda: len(values_of(broker.http_address, "delayed")) == 4)
     rows = rows_of(broker.http_address, "delayed")
     assert {row["value"] for row in rows} == {b"a", b"b", b"later", b"by delay"}
     assert time.time_ns() // 1000 >= soon
@@ -234,10 +228,9 @@ def test_a_refusal_of_the_broker_says_what_to_do(
 
 
 def test_a_delay_step_makes_a_few_times_of_many(broker: BrokerProcess) -> None:
-    writer = StreamWriter(options(broker, topic="stepped", delayStepMs="1000"))
+    write_options = options(broker, topic="stepped", delayStepMs="1000")
     delays = pa.array([3_600_000 + n for n in range(60)], pa.int64())
-    commit = task(writer._options, "s", BatchId("s", 0), batch(*["x"] * 60, delay=delays))
-    writer.commit([commit], 0)
+    commit = publish(write_options, 0, batch(*["x"] * 60, delay=delays))
     assert commit.message_count == 60
 
 
@@ -266,7 +259,7 @@ def test_a_query_has_one_coordinator_and_takes_its_past_along(
         writer.commit([task(both, "z", BatchId(name, 5), batch("five"))], 5)
         assert values_of(a.http_address, "t") == ["four"]
         assert values_of(b.http_address, "t") == ["five"]
-        assert (open_count(a), open_count(b)) == (0, 0)
+        assert (open_count(a.http_address), open_count(b.http_address)) == (0, 0)
         # From here on b knows the batch before, and the other may be down.
         a.kill()
         writer.commit([task(both, "w", BatchId(name, 6), batch("six"))], 6)
@@ -293,33 +286,14 @@ def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
         assert values_of(broker.http_address, "t") == expected
 
 
-def test_addresses_of_no_broker() -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
+async def test_addresses_of_no_broker() -> None:
+    async def hello(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="hello")
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        address = f"127.0.0.1:{server.server_address[1]}"
-
-        def answer_twice() -> None:
-            server.handle_request()
-            server.handle_request()
-
-        thread = threading.Thread(target=answer_twice)
-        thread.start()
-        with pytest.raises(
-            BrokerUnavailable, match=f"{address} is no broker's HTTP address.*'hello'"
-        ):
-            find_broker(address, (), None, 1000)
-        thread.join()
-    with pytest.raises(
-        BrokerUnavailable, match=r"did not answer /info.*waited 200 ms, see option timeoutMs"
-    ):
+    async with answering(hello) as address:
+        with pytest.raises(BrokerUnavailable, match=f"{address} is no broker's HTTP.*'hello'"):
+            await asyncio.to_thread(find_broker, address, (), None, 1000)
+    with pytest.raises(BrokerUnavailable, match=r"answer /info.*waited 200 ms, see option"):
         find_broker(address, (), None, 200)
 
 
@@ -343,12 +317,10 @@ def test_tls_and_auth(tmp_path: Path, certificates: Certificates) -> None:
                 "tlsCaFile": str(certificates.authority),
                 "authSecret": "good",
             }
-            writer = StreamWriter(WriteOptions.parse(texts, "stream"))
-            writer.commit([task(writer._options, "a", BatchId("q", 0), batch("one"))], 0)
+            publish(WriteOptions.parse(texts, "stream"), 0, batch("one"))
             assert values_of(broker.http_address, "secret") == ["one"]
             https = texts | {"addresses": f"https://{broker.https_address}"}
-            writer = StreamWriter(WriteOptions.parse(https, "stream"))
-            writer.commit([task(writer._options, "b", BatchId("q", 1), batch("two"))], 1)
+            publish(WriteOptions.parse(https, "stream"), 1, batch("two"))
             assert values_of(broker.http_address, "secret") == ["one", "two"]
 
 
@@ -403,12 +375,10 @@ def test_a_topic_whose_keys_the_sink_cannot_place_is_refused(
     task(write_options, "l", BatchId("q", 1), batch("one", key=pa.array(["a"])))
 
 
-def test_a_wrong_secret_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_wrong_secret_is_refused_at_once(tmp_path: Path, publishers: AuthServer) -> None:
     """It was tried again without a pause until the timeout was over."""
-    with AuthServer({"good": Answer(allowed(EVERYTHING))}) as auth:
-        flag = f"--auth-http-address={auth.address}"
-        with BrokerProcess(tmp_path / "data", flag) as broker:
-            wrong = options(broker, topic="secret", authSecret="bad")
-            with pytest.raises(WriteFailed, match="AUTH"):
-                task(wrong, "c", BatchId("q", 2), batch("three"))
-        assert auth.count("bad") == 1
+    with BrokerProcess(tmp_path, f"--auth-http-address={publishers.address}") as broker:
+        wrong = options(broker, topic="secret", authSecret="bad")
+        with pytest.raises(WriteFailed, match="AUTH"):
+            task(wrong, "c", BatchId("q", 2), batch("three"))
+    assert publishers.count("bad") == 1
