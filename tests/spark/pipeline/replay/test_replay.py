@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
@@ -37,9 +38,31 @@ def body(number: int) -> bytes:
     return json.dumps({"number": number, "kind": "odd" if number % 2 else "even"}).encode()
 
 
+def options_of(
+    broker: BrokerProcess, folder: Path, to_topic: str, topic: str = "past", **more: Any
+) -> ReplayJobOptions:
+    """A replay of a topic, with its checkpoint in a folder."""
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=(topic,),
+        to_topic=to_topic,
+        checkpoint=str(folder / "checkpoint"),
+    )
+    return options.replace(**more)
+
+
+def archived(spark: SparkSession, broker: BrokerProcess, topic: str, out: Path, **more: Any) -> str:
+    """Archive a topic. Returns where."""
+    options = ArchiveOptions(
+        addresses=(broker.http_address,), topics=(topic,), out=str(out), once=True, **more
+    )
+    archive.JOB.work(options, Run(spark))
+    return str(out)
+
+
 def rows_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[Row]:
-    reader = spark.read.format("martlet").option("addresses", broker.http_address)
-    return reader.option("topic", topic).load().orderBy("offset").collect()
+    reader = spark.read.format("martlet").options(addresses=broker.http_address, topic=topic)
+    return reader.load().orderBy("offset").collect()
 
 
 def numbers_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[int]:
@@ -49,15 +72,11 @@ def numbers_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[i
 def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("past",),
-        json_schema="number INT, kind STRING",
-        where="kind = 'odd' AND number >= 100",
-        to_topic="again-{topic}",
-        checkpoint=str(tmp_path / "checkpoint"),
-        max_offsets=400,
-    )
+    selected = {
+        "json_schema": "number INT, kind STRING",
+        "where": "kind = 'odd' AND number >= 100",
+    }
+    options = options_of(broker, tmp_path, "again-{topic}", max_offsets=400, **selected)
     assert replay(options.replace(dry_run=True), spark=spark).sent_count == 450
 
     run = Run(spark)
@@ -84,14 +103,8 @@ def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
 def test_a_replay_that_is_complete_has_nothing_to_do(
     broker: BrokerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("past",),
-        end='{"past": {"0": 30}}',
-        to_topic="complete",
-        checkpoint=str(tmp_path / "checkpoint"),
-        max_offsets=20,
-    )
+    end = '{"past": {"0": 30}}'
+    options = options_of(broker, tmp_path, "complete", end=end, max_offsets=20)
     assert carry_out(JOB, options) == OK
     assert capsys.readouterr().out.endswith("\n30 of 30 messages were sent again\n")
     assert carry_out(JOB, options) == OK
@@ -106,17 +119,9 @@ def test_an_archive_is_sent_again(
 ) -> None:
     publish(broker.http_address, "kept", map(body, range(50)))
     post(broker.http_address, "/pub?topic=kept", b"with headers")
-    out = str(tmp_path / "archive")
-    archive.JOB.work(
-        ArchiveOptions(addresses=(broker.http_address,), topics=("kept",), out=out, once=True),
-        Run(spark),
-    )
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_archive=out,
-        to_topic="restored",
-        checkpoint=str(tmp_path / "checkpoint"),
-        max_offsets=30,
+    out = archived(spark, broker, "kept", tmp_path / "archive")
+    options = options_of(
+        broker, tmp_path, "restored", from_topics=(), from_archive=out, max_offsets=30
     )
     assert replay(options, spark=spark).sent_count == 51
     assert [row["value"] for row in rows_of(spark, broker, "restored")] == [
@@ -135,25 +140,16 @@ def test_fields_that_are_called_as_columns_of_the_source_are_not_taken_for_them(
 ) -> None:
     publish(broker.http_address, "clash", map(clashing, range(10)))
     fields = "number INT, offset INT, topic STRING, value STRING"
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("clash",),
-        json_schema=fields,
-        where="offset < -2 AND topic = 'x1' AND value = 'v'",
-        to_topic="{topic}-again",
-        checkpoint=str(tmp_path / "topic"),
+    where = "offset < -2 AND topic = 'x1' AND value = 'v'"
+    options = options_of(
+        broker, tmp_path, "{topic}-again", "clash", json_schema=fields, where=where
     )
     assert replay(options, spark=spark).sent_count == 4
     expected = [clashing(number) for number in (3, 5, 7, 9)]
     assert [row["value"] for row in rows_of(spark, broker, "clash-again")] == expected
-    out = str(tmp_path / "archive")
-    archive.JOB.work(
-        ArchiveOptions(
-            addresses=(broker.http_address,), topics=("clash",), out=out, once=True,
-            json_schema=fields, partition_by="date,hour",
-        ),
-        Run(spark),
-    )  # fmt: skip
+    out = archived(
+        spark, broker, "clash", tmp_path / "archive", json_schema=fields, partition_by="date,hour"
+    )
     past = {"from_topics": (), "from_archive": out, "to_topic": "{topic}-archived"}
     options = options.replace(**past, checkpoint=str(tmp_path / "archived"))
     assert replay(options, spark=spark).sent_count == 4
@@ -165,12 +161,7 @@ def test_a_recreated_topic_is_not_replayed(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     publish(broker.http_address, "anew", map(body, range(9)))
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("anew",),
-        to_topic="anew-again",
-        checkpoint=str(tmp_path / "checkpoint"),
-    )
+    options = options_of(broker, tmp_path, "anew-again", "anew")
     replay(options, spark=spark)
     step = tmp_path / "checkpoint" / "step.json"
     step.write_text(json.dumps(json.loads(step.read_text()) | {"is_done": False}))
@@ -185,15 +176,8 @@ def test_a_recreated_topic_is_not_replayed(
 
 
 def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("past",),
-        end='{"past": {"0": 60}}',
-        to_topic="slowly",
-        checkpoint=str(tmp_path / "checkpoint"),
-        rate=30,
-        interval_ns=10**9,
-    )
+    end = '{"past": {"0": 60}}'
+    options = options_of(broker, tmp_path, "slowly", end=end, rate=30, interval_ns=10**9)
     assert options.step_offsets == 30
     waited: list[float] = []
 
@@ -237,12 +221,7 @@ def test_options_that_cannot_be_are_refused(change: dict[str, object], said: str
 def test_missing_topics_and_archives_are_named(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = ReplayJobOptions(
-        addresses=(broker.http_address,),
-        from_topics=("nothing",),
-        to_topic="t",
-        checkpoint=str(tmp_path / "c"),
-    )
+    options = options_of(broker, tmp_path, "t", "nothing")
     with pytest.raises(ValueError, match=r"there is no topic 'nothing' at .*; there is .*past"):
         replay(options, spark=spark)
     with pytest.raises(JobFailed, match=r"--where=nosuch = 1: .*`nosuch`"):
