@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -38,10 +37,9 @@ def body(number: int) -> bytes:
 def load(
     spark: SparkSession, broker: BrokerProcess, schema: str | None = None, **options: str
 ) -> DataFrame:
-    reader = spark.read.format("martlet").option("addresses", broker.http_address)
-    if schema:
-        reader = reader.schema(schema)
-    return reader.options(**({"topic": "t"} | options)).load()
+    reader = spark.read.schema(schema) if schema else spark.read
+    texts = {"addresses": broker.http_address, "topic": "t"} | options
+    return reader.format("martlet").options(**texts).load()
 
 
 def test_every_message_and_column(spark: SparkSession, broker: BrokerProcess) -> None:
@@ -85,29 +83,6 @@ def test_a_row_for_each_batch(spark: SparkSession, broker: BrokerProcess) -> Non
     assert batches.where("sends IS NOT NULL OR channel_id IS NOT NULL").count() == 0
     few = load(spark, broker, "offset BIGINT, intact BOOLEAN", view="batches").collect()
     assert [tuple(row) for row in few] == [(first, True) for first in range(0, 30_000, 1000)]
-
-
-def test_between_offsets(spark: SparkSession, broker: BrokerProcess) -> None:
-    part = load(
-        spark,
-        broker,
-        "offset BIGINT",
-        startingOffsets='{"t": {"0": 12345}}',
-        endingOffsets='{"t": {"0": 12400}}',
-    )
-    assert sorted(row.offset for row in part.collect()) == list(range(12_345, 12_400))
-    assert load(spark, broker, startingOffsets="latest").count() == 0
-
-
-def test_between_times(spark: SparkSession, broker: BrokerProcess) -> None:
-    publish(broker.http_address, "timed", [b"before"])
-    time.sleep(0.01)
-    noon_ms = time.time_ns() // 1_000_000
-    time.sleep(0.01)
-    publish(broker.http_address, "timed", [b"after"])
-    for option, expected in (("startingTimestamp", b"after"), ("endingTimestamp", b"before")):
-        rows = load(spark, broker, topic="timed", **{option: str(noon_ms)}).collect()
-        assert [bytes(row.value) for row in rows] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,14 @@ def test_a_query_goes_on_from_an_old_checkpoint(
         (tmp_path / "checkpoint/commits/.2.crc").unlink()
     with BrokerProcess(tmp_path / "data") as broker:
         assert values_of(broker.http_address, "copied") == [f"order {n}" for n in range(20)]
-        rows = (
-            spark.readStream.format("martlet")
-            .option("addresses", broker.http_address)
-            .option("topic", "orders")
-            .option("startingOffsets", "earliest")
-            .load()
-        )
+        address = broker.http_address
+        rows = spark.readStream.format("martlet").options(addresses=address, topic="orders")
         query = (
-            rows.selectExpr("value")
+            rows.option("startingOffsets", "earliest")
+            .load()
+            .selectExpr("value")
             .writeStream.format("martlet")
-            .option("addresses", broker.http_address)
-            .option("topic", "copied")
+            .options(addresses=address, topic="copied")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()

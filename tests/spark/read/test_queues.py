@@ -77,8 +77,8 @@ def test_a_stream_reads_all_queues_and_those_that_come(
 
 def test_spark_sees_the_queue_as_the_partition(spark: SparkSession, broker: BrokerProcess) -> None:
     published = fill(broker, 0)
-    reader: Any = spark.read.format("martlet").option("addresses", broker.http_address)
-    rows = reader.option("topic", "t").load().collect()
+    reader = spark.read.format("martlet").options(addresses=broker.http_address, topic="t")
+    rows: Any = reader.load().collect()
     assert {bytes(row.value) for row in rows} == published
     places = sorted((row.partition, row.offset) for row in rows)
     counts = [

@@ -6,6 +6,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -49,16 +50,18 @@ def order(number: int, *, minute: int, country: str = "NL", amount: float = 1.0)
 broker = brokers.process()
 
 
+def options_of(broker: BrokerProcess, folder: Path | None = None, **more: Any) -> LiveReportOptions:
+    """A report of all there is now, which goes on from its checkpoint in a folder."""
+    checkpoint = "" if folder is None else str(folder / "checkpoint")
+    options = LiveReportOptions(addresses=(broker.http_address,), once=True, checkpoint=checkpoint)
+    return options.replace(**more)
+
+
 def test_figures_are_counted_by_window_and_group_and_final_ones_shown_once(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = LiveReportOptions(
-        addresses=(broker.http_address,),
-        once=True,
-        checkpoint=str(tmp_path / "checkpoint"),
-        page=str(tmp_path / "page.html"),
-        parquet=str(tmp_path / "parquet"),
-    )
+    page, parquet = tmp_path / "page.html", tmp_path / "parquet"
+    options = options_of(broker, tmp_path, page=str(page), parquet=str(parquet))
     bodies = [order(n, minute=0, amount=float(n)) for n in range(30)]
     bodies += [order(n, minute=0, country="BE") for n in range(3)]
     bodies += [order(99, minute=0, amount=-1.0), b"no JSON"]
@@ -99,14 +102,13 @@ def test_figures_are_counted_by_window_and_group_and_final_ones_shown_once(
         ("NL", START + timedelta(minutes=1)),
         ("NL", START + timedelta(minutes=5)),
     }
-    page = Path(options.page).read_text()
-    assert page.count("<svg") == 6  # five numbers, and the top of the newest window
-    assert not re.search(r"""(src|href)=["'](?!#)""", page)
+    assert page.read_text().count("<svg") == 6  # five numbers, and the top of the newest window
+    assert not re.search(r"""(src|href)=["'](?!#)""", page.read_text())
 
 
 def test_a_custom_query(spark: SparkSession, broker: BrokerProcess) -> None:
     publish(broker.http_address, "words", [b"a", b"b", b"a"])
-    options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql="given below")
+    options = options_of(broker, sql="given below")
     sql = "SELECT CAST(value AS STRING) AS word, count(*) AS times FROM messages GROUP BY 1"
     boards = report(options, of_sql(sql, topics=("words",), mode="complete"), spark=spark)
     assert sorted((row["word"], row["times"]) for row in boards["report"]) == [("a", 2), ("b", 1)]
@@ -115,14 +117,8 @@ def test_a_custom_query(spark: SparkSession, broker: BrokerProcess) -> None:
 def test_rows_of_a_query_are_identified_by_its_grouping(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    options = LiveReportOptions(
-        addresses=(broker.http_address,),
-        once=True,
-        console=False,
-        page=str(tmp_path / "page.html"),
-        checkpoint=str(tmp_path / "checkpoint"),
-        topics=("dice",),
-    )
+    page = str(tmp_path / "page.html")
+    options = options_of(broker, tmp_path, console=False, page=page, topics=("dice",))
     counted = """
         [figures.rolls]
         sql = "SELECT length(value) AS eyes, count(*) AS times FROM messages GROUP BY 1"
@@ -147,20 +143,14 @@ def test_final_rows_go_to_a_topic_once(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     publish(broker.http_address, "whispers", [b"a", b"b"])
-    options = LiveReportOptions(
-        addresses=(broker.http_address,),
-        once=True,
-        console=False,
-        checkpoint=str(tmp_path / "checkpoint"),
-        to_topic="shouts",
-    )
+    options = options_of(broker, tmp_path, console=False, to_topic="shouts")
     sql = "SELECT upper(CAST(value AS STRING)) AS word FROM messages"
     description = of_sql(sql, topics=("whispers",), mode="append")
     report(options, description, spark=spark)
     publish(broker.http_address, "whispers", [b"c"])
     report(options, description, spark=spark)
-    reader = spark.read.format("martlet").option("addresses", broker.http_address)
-    rows = reader.option("topic", "shouts").load().orderBy("offset").collect()
+    reader = spark.read.format("martlet").options(addresses=broker.http_address, topic="shouts")
+    rows = reader.load().orderBy("offset").collect()
     assert [json.loads(row["value"]) for row in rows] == [
         {"figure": "report", "word": word} for word in "ABC"
     ]
@@ -180,9 +170,8 @@ def test_final_rows_go_to_a_topic_once(
 def test_an_impossible_query_is_reported_in_a_line(
     spark: SparkSession, broker: BrokerProcess, sql: str, said: str
 ) -> None:
-    options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql=sql)
     with pytest.raises(JobFailed, match=said):
-        report(options, of_sql(sql, topics=("words",)), spark=spark)
+        report(options_of(broker, sql=sql), of_sql(sql, topics=("words",)), spark=spark)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +184,13 @@ def test_an_impossible_query_is_reported_in_a_line(
     ],
 )
 def test_a_missing_setting_of_a_figure_is_reported_in_a_line(
-    spark: SparkSession, broker: BrokerProcess, change: dict[str, str], said: str
+    spark: SparkSession, broker: BrokerProcess, change: dict[str, Any], said: str
 ) -> None:
-    options = LiveReportOptions(addresses=(broker.http_address,), sql="SELECT tag FROM messages")
+    options = options_of(broker, sql="SELECT tag FROM messages", topics=("words",), **change)
     with pytest.raises(JobFailed, match=said):
-        report(options.replace(topics=("words",), **change), spark=spark)
+        report(options, spark=spark)
 
 
 def test_a_report_of_nothing_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
-    options = LiveReportOptions(addresses=(broker.http_address,), sql="SELECT 1")
     with pytest.raises(OptionError, match="which topics"):
-        report(options, spark=spark)
+        report(options_of(broker, sql="SELECT 1"), spark=spark)
