@@ -99,7 +99,9 @@ async def test_nothing_answered_is_lost_when_primaries_are_killed(
     clusters: Clusters, names: str, flush: str
 ) -> None:
     # Else consumed segments go, at each replica in its time, and no logs are left to compare.
-    cluster = await clusters.start(names, flush, arguments=["--retention=1h"])
+    cluster = await clusters.start(
+        names, flush, arguments=["--retention=1h", "--disk-force-percent=0"]
+    )
     async with Publisher(cluster) as publisher:
         for _ in range(3):
             await publisher.answered_again()

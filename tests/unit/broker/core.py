@@ -11,11 +11,10 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
 from martlet.broker.dead_letters import dead_letter
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.consumer import ChannelConsumer, TopologyPreference
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.restore import RestoredBroker, restore

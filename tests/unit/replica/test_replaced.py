@@ -11,13 +11,9 @@ from tests.unit.replica.test_primary import FakeLink, Host
 from tests.unit.replica.test_replica import ALL, FIRST, FakeHost, primary
 
 from martlet.replica.candidate import Candidate
-from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
+from martlet.replica.frames import FrameKind, ReplicaGreeting
 from martlet.replica.note import NAME, NO_LIFE, Life, ReplicaNote
 from martlet.replica.primary import SECOND_NS, Primary
-from martlet.replica.frames import FrameKind, ReplicaGreeting
-from martlet.replica.life import NO_LIFE, Life
-from martlet.replica.note import NAME, ReplicaNote
-from martlet.replica.primary import Primary
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.replica.standby import Standby
 from martlet.testing import SimulatedStorage

@@ -122,6 +122,16 @@ async def test_a_child_that_cannot_start_is_reported_and_ends_the_others(stage: 
     assert "all ready" not in stage.shown
 
 
+async def test_several_children_that_cannot_start_leave_no_unhandled_error(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = [stage.child("one", NEVER_READY), stage.child("two", READY + "stay()\n")]
+    with pytest.raises(ChildProcessError, match="one cannot start"):
+        await stage.supervisor(group).run()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("command", "folder", "why"),
     [

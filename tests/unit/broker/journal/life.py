@@ -15,9 +15,7 @@ from martlet.broker.retry import StartedRange
 from martlet.broker.topic.rewind import channel_from, replay
 from martlet.broker.transactions.state import CommitSequence, TransactionLimits
 from martlet.log import checkpoint_file
-from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, entry_of, payload
-from martlet.log.atomic_batches import entry_of
-from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, payload
+from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, entry_of, payload
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.properties.model import Sent
 
