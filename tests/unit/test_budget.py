@@ -45,12 +45,12 @@ BUDGETS = {
         "data": 393,
         "docs": 729,
         "fuzz": 64,
-        "interop": 24718,
+        "interop": 24078,
         "property": 9573,
         "simulation": 1931,
         "spark": 7012,
         "spark_cluster": 357,
-        "unit": 45380,
+        "unit": 45396,
     },
 }
 

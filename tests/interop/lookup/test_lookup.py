@@ -9,7 +9,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.interop.lookup_process import NO_NSQLOOKUPD, NSQLOOKUPD, LookupProces
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import BroadcastConsumer, Consumer, Message, PullConsumer
-from martlet.server.lookup_peer import PING_S
+from martlet.server import lookup_peer
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -39,15 +38,15 @@ def producers(lookup: LookupProcess, topic: str) -> list[str]:
     return sorted(f"{peer['broadcast_address']}:{peer['tcp_port']}" for peer in listed)
 
 
-@pytest.fixture(
-    params=[
-        LookupProcess,
-        pytest.param(
-            NsqlookupdProcess,
-            marks=pytest.mark.skipif(NSQLOOKUPD is None, reason=NO_NSQLOOKUPD),
-        ),
-    ]
-)
+KINDS = [
+    LookupProcess,
+    pytest.param(
+        NsqlookupdProcess, marks=pytest.mark.skipif(NSQLOOKUPD is None, reason=NO_NSQLOOKUPD)
+    ),
+]
+
+
+@pytest.fixture(params=KINDS)
 def lookup(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
     with request.param() as process:
         yield process
@@ -115,49 +114,18 @@ def test_a_broker_registers_again_with_a_daemon_that_was_away(
         until(lambda: producers(lookup, "t") == [broker.tcp_address])
 
 
-def test_a_broker_registers_at_once_with_a_daemon_that_is_back(lookup: LookupProcess) -> None:
-    """Not only when the next PING is due, though there is no news for it."""
-    with broker_of(lookup) as broker:
-        ask(broker.http_address, "/topic/create?topic=t", "POST")
-        until(lambda: producers(lookup, "t"))
-        lookup.kill()
-        lookup.start()
-        until(lambda: producers(lookup, "t") == [broker.tcp_address], PING_S - 4)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b'{"broadcast_address": 5, "http_port": 4161}',
-        b'{"broadcast_address": "127.0.0.1", "http_port": null}',
-        b"[" * 100_000,
-    ],
-    ids=["address", "port", "deep"],
-)
-async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> None:
-    again = asyncio.Event()
-    served: list[asyncio.Task[None] | None] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append(asyncio.current_task())
-        if len(served) > 1:
-            again.set()
-        with suppress(ConnectionError):
-            await reader.readline()
-            writer.write(struct.pack(">i", len(answer)) + answer)
-            writer.close()
-            await writer.wait_closed()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
-        address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
-        broker = BrokerProcess(None, f"--lookupd-tcp-address={address}")
-        try:
-            await asyncio.to_thread(broker.start)
-            async with asyncio.timeout(50):
-                await again.wait()
-        finally:
-            await asyncio.to_thread(broker.close)
-            await asyncio.gather(*(task for task in served if task is not None))
+async def test_a_broker_registers_at_once_with_a_daemon_that_is_back(
+    lookup: LookupProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no PING is due, and there is no news for it."""
+    monkeypatch.setattr(lookup_peer, "PING_S", 10_000.0)
+    async with Broker(**registered(lookup)) as broker:
+        put(broker, 1, b"x")
+        here = [broker.tcp_address]
+        await asyncio.to_thread(until, lambda: producers(lookup, "t") == here)
+        await asyncio.to_thread(lookup.kill)
+        await asyncio.to_thread(lookup.start)
+        await asyncio.to_thread(until, lambda: producers(lookup, "t") == here)
 
 
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProcess) -> None:
@@ -228,11 +196,9 @@ def test_wrong_requests_are_refused(
         assert (error.code, json.load(error)) == (status, {"message": message})
 
 
-@pytest.fixture(scope="module", params=["martlet", "nsqlookupd"])
+@pytest.fixture(scope="module", params=KINDS)
 def refusing(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
-    if request.param == "nsqlookupd" and NSQLOOKUPD is None:
-        pytest.skip(NO_NSQLOOKUPD)
-    with (LookupProcess if request.param == "martlet" else NsqlookupdProcess)() as process:
+    with request.param() as process:
         yield process
 
 

@@ -6,15 +6,16 @@ import json
 import os
 import signal
 import socket
-import struct
 import time
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
+from tests.crash.wire import pub, u32
 from tests.interop.asking import ask, until
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.lookup_process import LookupProcess
+from tests.interop.upgraded_wire import UpgradedWire
 
 from martlet.protocol.lookup import identify, register
 from martlet.testing import BrokerProcess
@@ -35,34 +36,11 @@ PRODUCER = {
 }
 
 
-class Consumer:
-    """A connection that answers nothing by itself."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
-        self._file = self._socket.makefile("rb")
-        self.send(b"  V2")
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def command(self, line: str, body: bytes | None = None) -> bytes:
-        size = b"" if body is None else struct.pack(">I", len(body)) + body
-        self.send(line.encode() + b"\n" + size)
-        return self.frame()[1]
-
-    def frame(self) -> tuple[int, bytes]:
-        """Return the next frame that is no heartbeat."""
-        while True:
-            size, kind = struct.unpack(">Ii", self._file.read(8))
-            data = self._file.read(size - 4)
-            if data != b"_heartbeat_":
-                return kind, data
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
+def frame(wire: UpgradedWire) -> bytes:
+    """The data of the next frame that is no heartbeat."""
+    while (data := wire.frame().data) == b"_heartbeat_":
+        pass
+    return data
 
 
 class Request:
@@ -89,14 +67,13 @@ def test_answers_that_came_while_the_broker_was_stopped_are_accepted() -> None:
         ask(broker.http_address, "/channel/create?topic=t&channel=c", "POST")
         policy = {"topic": "t", "channel": "c", "policy": {"max_attempts": 1}}
         ask(broker.http_address, "/call/channel.configure", "POST", json.dumps(policy).encode())
-        consumer = Consumer(broker.tcp_address)
-        settings = {"msg_timeout": TIMEOUT_MS, "heartbeat_interval": 1000}
-        assert consumer.command("IDENTIFY", json.dumps(settings).encode()) == b"OK"
-        assert consumer.command("SUB t c") == b"OK"
-        consumer.send(b"RDY %d\n" % COUNT)
+        consumer = UpgradedWire(broker.tcp_address)
+        consumer.identify(msg_timeout=TIMEOUT_MS, heartbeat_interval=1000)
+        consumer.send(b"SUB t c\nRDY %d\n" % COUNT)
+        assert frame(consumer) == b"OK"
         bodies = b"\n".join(b"%d" % number for number in range(COUNT))
         ask(broker.http_address, "/mpub?topic=t", "POST", bodies)
-        ids = [consumer.frame()[1][10:26] for _ in range(COUNT)]
+        ids = [frame(consumer)[10:26] for _ in range(COUNT)]
         stop(broker.process_id)
         try:
             consumer.send(b"".join(b"FIN %s\n" % each for each in ids))
@@ -118,8 +95,8 @@ def test_answers_that_came_while_the_broker_was_stopped_are_accepted() -> None:
         }
         assert after["dead_letter_count"] == after["requeue_count"] == 0
         ask(broker.http_address, "/pub?topic=t", "POST", b"behind it")
-        assert consumer.frame()[1][26:] == b"behind it", "the connection stands"
-        consumer.close()
+        assert frame(consumer)[26:] == b"behind it", "the connection stands"
+        consumer.socket.close()
 
 
 def test_a_permission_of_the_auth_server_ends_while_the_broker_is_stopped() -> None:
@@ -127,10 +104,11 @@ def test_a_permission_of_the_auth_server_ends_while_the_broker_is_stopped() -> N
     with (
         AuthServer({"all": Answer(allowed(EVERYTHING, ttl=TTL_S))}) as server,
         BrokerProcess(None, f"--auth-http-address={server.address}") as broker,
+        UpgradedWire(broker.tcp_address) as client,
     ):
-        client = Consumer(broker.tcp_address)
-        assert b"anna" in client.command("AUTH", b"all")
-        assert client.command("PUB t", b"before") == b"OK"
+        client.send(b"AUTH\n" + u32(3) + b"all" + pub("t", b"before"))
+        assert b"anna" in frame(client)
+        assert frame(client) == b"OK"
         for _ in range(2):
             assert (
                 Request(broker.http_address, "POST", PUBLISH, b'{"body": "x"}').answer()[0] == 200
@@ -138,15 +116,14 @@ def test_a_permission_of_the_auth_server_ends_while_the_broker_is_stopped() -> N
         assert len(server.asked) == 2, "what was answered is kept"
         stop(broker.process_id)
         try:
-            client.send(b"PUB t\n" + struct.pack(">I", 6) + b"behind")
+            client.send(pub("t", b"behind"))
             http = Request(broker.http_address, "POST", PUBLISH, b'{"body": "x"}')
             time.sleep(TTL_S + 0.5)
         finally:
             os.kill(broker.process_id, signal.SIGCONT)
-        assert client.frame()[1] == b"OK"
+        assert frame(client) == b"OK"
         assert http.answer()[0] == 200
         assert len(server.asked) == 4
-        client.close()
 
 
 def test_a_lookup_daemon_that_was_stopped_drops_no_producer() -> None:

@@ -7,6 +7,7 @@ import logging
 
 import aiohttp
 import pytest
+from tests import polling
 from tests.crash.wire import Refused, Wire, drain, mpub, until
 
 from martlet.testing import Broker
@@ -73,18 +74,11 @@ async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finis
 
         got = await drain(broker.tcp_address, broker.http_address, "t", "c")
         assert len(got) == count * BATCH
-
-        async def taken() -> bool:
-            return await publish(broker.tcp_address)
-
-        await until(taken)
+        await until(lambda: publish(broker.tcp_address))
 
         def ends() -> list[str]:
             lines = [record.getMessage() for record in caplog.records]
             return [line for line in lines if line.startswith("LOG: messages are accepted again: ")]
 
-        async def ended() -> bool:
-            return bool(ends())
-
-        await until(ended)
+        await polling.until(ends)
         assert "writes had been refused in" in ends()[0]

@@ -1,6 +1,6 @@
 r"""HTTP requests in the order in which they are sent, to nsqd once and to Martlet in each test.
 
-    python -m tests.interop.server.http.http_cases /path/to/nsqd \
+    NSQD=/path/to/nsqd python -m tests.interop.server.http.http_cases \
         > tests/interop/server/http/nsqd_http.json
 
 records what nsqd answers. Both are started with the limits in LIMITS.
@@ -11,17 +11,17 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
+from tests.interop.nsqd_process import NsqdProcess
+from tests.interop.upgraded_wire import UpgradedWire, identify
+
 LIMITS = ("--max-msg-size=1024", "--max-body-size=5120")
+NSQD_FLAGS = (*LIMITS, "--mem-queue-size=10000")
 _KEPT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
 _SETTLE_S = 0.3
 Answer = dict[str, Any]
@@ -33,6 +33,10 @@ class Case(NamedTuple):
     method: str
     target: str
     body: bytes | None = None
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def sized(*bodies: bytes) -> bytes:
@@ -153,40 +157,35 @@ DELETE = [
 ]
 
 
+def asked(connection: http.client.HTTPConnection, case: Case, *more_headers: str) -> Answer:
+    """Send a request, and give what matters of the answer."""
+    connection.putrequest(case.method, case.target, skip_accept_encoding=True)
+    if case.body is not None or case.method in ("POST", "PUT"):
+        connection.putheader("Content-Length", str(len(case.body or b"")))
+    connection.endheaders(case.body or None)
+    response = connection.getresponse()
+    body, headers = response.read().decode(errors="replace"), response.headers
+    kept = [name for name in (*_KEPT_HEADERS, *more_headers) if name in headers]
+    return {
+        "status": response.status,
+        "headers": {name: headers[name] for name in kept},
+        "body": body,
+    }
+
+
 def exchange(port: int, case: Case) -> Answer:
-    """Send a request on a connection of its own and give what matters of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.putrequest(case.method, case.target, skip_accept_encoding=True)
-        if case.body is not None or case.method in ("POST", "PUT"):
-            connection.putheader("Content-Length", str(len(case.body or b"")))
-        connection.endheaders(case.body or None)
-        response = connection.getresponse()
-        body = response.read().decode()
-    finally:
-        connection.close()
-    headers = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
-    return {"status": response.status, "headers": headers, "body": body}
+    """Send a request on a connection of its own."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        return asked(connection, case)
 
 
-class Client:
+class Client(UpgradedWire):
     """A client of the V2 protocol that says who it is and speaks no more than it must."""
 
     def __init__(self, port: int, name: str, **more: object) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self._socket.sendall(b"  V2")
-        fields: dict[str, object] = {
-            "client_id": name,
-            "hostname": f"{name}.host",
-            "user_agent": "agent/1.0",
-        }
-        fields |= more
-        body = json.dumps(fields).encode()
-        self.ask(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
-
-    def send(self, command: bytes) -> None:
-        """Send a command that is not answered."""
-        self._socket.sendall(command)
+        super().__init__(f"127.0.0.1:{port}")
+        names = {"client_id": name, "hostname": f"{name}.host", "user_agent": "agent/1.0"}
+        self.ask(identify(**{"feature_negotiation": False, **names, **more}))
 
     def ask(self, command: bytes) -> bytes:
         """Send a command and give the data of the frame that comes next."""
@@ -194,31 +193,23 @@ class Client:
         return self.receive()
 
     def receive(self) -> bytes:
-        """The data of the next frame."""
-        size, _ = struct.unpack(">II", self._exactly(8))
-        return self._exactly(size - 4)
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            piece = self._socket.recv(count - len(data))
-            if not piece:
-                raise ConnectionError("the broker closed the connection")
-            data += piece
-        return bytes(data)
+        """The data of the next frame. Raises ConnectionError where the broker has left."""
+        try:
+            return self.frame().data
+        except EOFError as error:
+            raise ConnectionError from error
 
     def close(self) -> None:
         """Leave."""
-        self._socket.close()
+        self.socket.close()
 
 
 @contextmanager
 def clients(tcp_port: int) -> Iterator[None]:
     """A consumer that holds two messages and has finished one, and a producer."""
     with ExitStack() as stack:
-        producer, consumer = Client(tcp_port, "producer"), Client(tcp_port, "consumer")
-        stack.callback(producer.close)
-        stack.callback(consumer.close)
+        producer = stack.enter_context(Client(tcp_port, "producer"))
+        consumer = stack.enter_context(Client(tcp_port, "consumer"))
         assert consumer.ask(b"SUB s c\n") == b"OK"
         for body in (b"one", b"two", b"three", b"four"):
             assert producer.ask(b"PUB s\n" + struct.pack(">I", len(body)) + body) == b"OK"
@@ -307,35 +298,9 @@ def _same(value: Any, key: str = "") -> Any:
     return value
 
 
-@contextmanager
-def nsqd(binary: str) -> Iterator[tuple[int, int]]:
-    """Run nsqd; gives its TCP and its HTTP port."""
-    with tempfile.TemporaryDirectory() as folder:
-        addresses = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
-        command = [binary, *addresses, f"--data-path={folder}", *LIMITS]
-        with open(f"{folder}/log", "w+", encoding="utf-8") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            try:
-                yield _ports(f"{folder}/log")
-            finally:
-                process.terminate()
-                process.wait()
-
-
-def _ports(path: str) -> tuple[int, int]:
-    deadline_s = time.monotonic() + 10
-    while time.monotonic() < deadline_s:
-        with open(path, encoding="utf-8") as file:
-            ports = dict(re.findall(r"(TCP|HTTP): listening on .*:(\d+)", file.read()))
-        if len(ports) == 2:
-            return int(ports["TCP"]), int(ports["HTTP"])
-        time.sleep(0.02)
-    raise TimeoutError(f"nsqd does not listen, see {path}")
-
-
-def _record(binary: str) -> None:
-    with nsqd(binary) as (tcp_port, http_port):
-        answers = all_answers(tcp_port, http_port)
+def _record() -> None:
+    with NsqdProcess(None, *NSQD_FLAGS) as nsqd:
+        answers = all_answers(port_of(nsqd.tcp_address), port_of(nsqd.http_address))
     rows = [
         json.dumps({"request": f"{case.method} {case.target}", **normalised(answer)})
         for case, answer in answers
@@ -344,4 +309,4 @@ def _record(binary: str) -> None:
 
 
 if __name__ == "__main__":
-    _record(sys.argv[1])
+    _record()

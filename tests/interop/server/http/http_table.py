@@ -9,9 +9,10 @@ from __future__ import annotations
 import http.client
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import product
 
-from tests.interop.server.http.http_cases import Answer, Case, sized
+from tests.interop.server.http.http_cases import Answer, Case, asked, sized
 
 _PATHS = [
     *("/", "/ping", "/info", "/stats", "/pub", "/mpub", "/put", "/create_topic"),
@@ -98,22 +99,8 @@ def cases() -> Iterator[Case]:
         yield Case("GET", f"/stats?{flag}={value}")
 
 
-_KEPT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location", "Connection")
-
-
 def answers(port: int, requests: list[Case]) -> Iterator[Answer]:
     """Return the answer to each request, on one connection while it stays open."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         for case in requests:
-            connection.putrequest(case.method, case.target, skip_accept_encoding=True)
-            if case.body is not None:
-                connection.putheader("Content-Length", str(len(case.body)))
-            connection.endheaders(case.body)
-            response = connection.getresponse()
-            body = response.read().decode(errors="replace")
-            headers = response.headers
-            kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
-            yield {"status": response.status, "headers": kept, "body": body}
-    finally:
-        connection.close()
+            yield asked(connection, case, "Connection")

@@ -30,6 +30,17 @@ async def publish(reader: Reader, count: int, topic: str = "t", start: int = 0) 
     assert await reader.post("/mpub", lines, topic=topic) == (200, b"OK")
 
 
+async def make(reader: Reader, count: int, start: int = 0) -> None:
+    """Topic t with messages, and its channel c."""
+    await publish(reader, count, start=start)
+    await reader.post("/channel/create", topic="t", channel="c")
+
+
+async def all_finished(reader: Reader) -> None:
+    while (await peek(reader))["in_flight_count"]:
+        pass
+
+
 async def peek(reader: Reader, **arguments: object) -> Any:
     return await reader.json("/channel/peek", topic="t", channel="c", **arguments)
 
@@ -43,8 +54,7 @@ async def replay(reader: Reader, channel: str = "c", **arguments: object) -> Any
 
 
 async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> None:
-    await publish(reader, 4)
-    await reader.post("/channel/create", topic="t", channel="c")
+    await make(reader, 4)
     await reader.post("/pub", b"\xff\x00", topic="t", defer=60_000)
     identity = Identity(client_id="looker", user_agent="test/1")
     began_ns = time.time_ns()
@@ -87,8 +97,7 @@ async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> N
 
 
 async def test_page_by_page_and_state_by_state(reader: Reader) -> None:
-    await publish(reader, 250)
-    await reader.post("/channel/create", topic="t", channel="c")
+    await make(reader, 250)
     seen: list[str] = []
     offset: int | None = 0
     while offset is not None:
@@ -114,8 +123,7 @@ async def test_an_answer_has_a_limit(reader: Reader, monkeypatch: pytest.MonkeyP
     from martlet.server.http import channel_api
 
     monkeypatch.setattr(channel_api, "MAX_ANSWER_BYTES", 10)
-    await publish(reader, 4, start=1000)
-    await reader.post("/channel/create", topic="t", channel="c")
+    await make(reader, 4, start=1000)
     answer = await peek(reader)
     assert ([message["body"] for message in answer["messages"]], answer["next_offset"]) == (
         ["1000", "1001"],
@@ -153,8 +161,7 @@ WRONG = [
 
 
 async def test_wrong_requests_are_refused_with_a_reason(reader: Reader) -> None:
-    await publish(reader, 1)
-    await reader.post("/channel/create", topic="t", channel="c")
+    await make(reader, 1)
     for path, query, status, message in WRONG:
         ask = reader.get if path == "peek" else reader.post
         answered, body = await ask(f"/channel/{path}?{query}")
@@ -167,8 +174,7 @@ async def test_a_consumer_gets_everything_again_from_an_offset(reader: Reader) -
         first = [await anext(consumer) for _ in range(100)]
         for message in first:
             message.finish()
-        while (await peek(reader))["in_flight_count"]:
-            pass
+        await all_finished(reader)
         assert await replay(reader, offset=40) == {"offset": 40, "end_offset": 100, "depth": 0}
         again = [await anext(consumer) for _ in range(60)]
         assert [message.body for message in again] == [b"%d" % n for n in range(40, 100)]
@@ -176,17 +182,14 @@ async def test_a_consumer_gets_everything_again_from_an_offset(reader: Reader) -
         assert [message.id for message in again] == [message.id for message in first[40:]]
         for message in again:
             message.finish()
-        while (await peek(reader))["in_flight_count"]:
-            pass
+        await all_finished(reader)
     assert (await peek(reader))["messages"] == []
 
 
 async def test_back_to_a_time_and_to_the_beginning_and_a_channel_from_the_past(
     reader: Reader,
 ) -> None:
-    await reader.post("/channel/create", topic="t", channel="c")
-    await publish(reader, 10)
-    await reader.post("/channel/create", topic="t", channel="c")
+    await make(reader, 10)
     between_ns = time.time_ns()
     await publish(reader, 5, start=10)
     await reader.post("/channel/empty", topic="t", channel="c")

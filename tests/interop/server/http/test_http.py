@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests import brokers
-from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.interop.server.http import http_cases, http_table
-from tests.interop.server.http.http_cases import LIMITS, Answer, Case
+from tests.interop.server.http.http_cases import LIMITS, NSQD_FLAGS, Answer, Case, port_of
 
 from martlet.testing import BrokerProcess
 
@@ -20,10 +20,6 @@ RECORDED: list[dict[str, Any]] = json.loads(
 
 
 broker = brokers.process(*LIMITS)
-
-
-def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 def differences(answers: list[tuple[Case, Answer]]) -> list[str]:
@@ -43,23 +39,21 @@ def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
 
 @NEEDS_NSQD
 def test_recorded_answers_are_those_of_nsqd() -> None:
-    assert NSQD is not None
-    with http_cases.nsqd(NSQD) as (tcp_port, http_port):
-        answers = http_cases.all_answers(tcp_port, http_port)
+    with NsqdProcess(None, *NSQD_FLAGS) as nsqd:
+        answers = http_cases.all_answers(port_of(nsqd.tcp_address), port_of(nsqd.http_address))
     assert differences(answers) == []
 
 
 @NEEDS_NSQD
 def test_a_large_table_of_requests_is_answered_as_by_nsqd() -> None:
-    assert NSQD is not None
     cases = list(http_table.cases())
-    with BrokerProcess(None, *LIMITS) as process:
-        ours = list(http_table.answers(port_of(process.http_address), cases))
-    with http_cases.nsqd(NSQD) as (_, http_port):
-        theirs = list(http_table.answers(http_port, cases))
+    with BrokerProcess(None, *LIMITS) as process, NsqdProcess(None, *NSQD_FLAGS) as nsqd:
+        ours, theirs = (
+            list(http_table.answers(port_of(each.http_address), cases)) for each in (process, nsqd)
+        )
     differing = [
-        f"{case}\n  nsqd: {nsqd}\n  here: {here}"
-        for case, here, nsqd in zip(cases, ours, theirs, strict=True)
-        if http_cases.normalised(here) != http_cases.normalised(nsqd)
+        f"{case}\n  nsqd: {there}\n  here: {here}"
+        for case, here, there in zip(cases, ours, theirs, strict=True)
+        if http_cases.normalised(here) != http_cases.normalised(there)
     ]
     assert differing == [], f"{len(differing)} of {len(cases)}"

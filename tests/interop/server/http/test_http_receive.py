@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,33 +28,51 @@ pytestmark = pytest.mark.interop
 broker = brokers.process()
 
 
+class ChannelClient(HttpClient):
+    """A client of a channel, which it makes."""
+
+    def __init__(self, broker: BrokerProcess, topic: str, channel: str = "c") -> None:
+        super().__init__(broker.http_address, topic, channel)
+        self.broker = broker
+        self.topic = topic
+        self.names = {"topic": topic, "channel": channel}
+        assert self.receive() == []
+
+    def stats(self) -> dict[str, int]:
+        path = f"/stats?format=json&topic={self.topic}&channel={self.names['channel']}"
+        (channel,) = ask(self.broker.http_address, path)["topics"][0]["channels"]
+        assert isinstance(channel, dict)
+        return channel
+
+    def configure(self, **policy: object) -> None:
+        call = json.dumps({**self.names, "policy": policy}).encode()
+        ask(self.broker.http_address, "/call/channel.configure", "POST", call)
+
+    def kill_broker(self) -> None:
+        self.broker.kill()
+        self.broker.restart()
+
+
 @pytest.fixture
-def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> HttpClient:
-    """A client of a topic of the test's own, whose channel is there."""
-    http_client = HttpClient(broker.http_address, topic_of(request))
-    assert http_client.receive() == []
-    return http_client
-
-
-def topic_of(request: pytest.FixtureRequest) -> str:
-    """The test's name, cut to what a topic's may have, with the case of a parameter."""
+def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> ChannelClient:
+    """A client of a topic of the test's own."""
     case = request.node.name.partition("[")[2].rstrip("]")
     text = f"{request.node.originalname[5:50]}-{case}" if case.isalpha() else request.node.name
-    return re.sub("[^a-z0-9-]", "_", text)[:64]
+    return ChannelClient(broker, re.sub("[^a-z0-9-]", "_", text)[:64])
 
 
-def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, int]:
-    stats = ask(broker.http_address, f"/stats?format=json&topic={topic}")
-    (channel,) = stats["topics"][0]["channels"]
-    assert isinstance(channel, dict)
-    return channel
+@pytest.fixture
+def lone_client(tmp_path: Path) -> Iterator[ChannelClient]:
+    """A client of a broker of its own."""
+    with BrokerProcess(tmp_path / "data") as process:
+        yield ChannelClient(process, "t")
 
 
 def bodies(messages: list[dict[str, str]]) -> list[str]:
     return [message["body"] for message in messages]
 
 
-def test_a_message_has_all_its_properties(client: HttpClient) -> None:
+def test_a_message_has_all_its_properties(client: ChannelClient) -> None:
     fields: dict[str, Any] = {
         "tag": "card",
         "keys": ["order-1041", "köy"],
@@ -73,7 +92,7 @@ def test_a_message_has_all_its_properties(client: HttpClient) -> None:
     assert client.receive() == []
 
 
-def test_many_are_stored_in_order_and_each_answer_says_where(client: HttpClient) -> None:
+def test_many_are_stored_in_order_and_each_answer_says_where(client: ChannelClient) -> None:
     lines = [json.dumps({"body": f"m{n}", "priority": 9 if n == 3 else 4}) for n in range(5)]
     lines.append(json.dumps({"body_base64": "/wA=", "defer_ms": 3_600_000}))
     answer = client.post("messages", "\n".join(lines).encode(), NDJSON)
@@ -87,7 +106,7 @@ def test_many_are_stored_in_order_and_each_answer_says_where(client: HttpClient)
     assert client.answer("finish", messages) == ["OK"] * 5
 
 
-def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
+def test_a_wrong_line_stores_nothing_and_is_named(client: ChannelClient) -> None:
     for wrong, text in (
         ('{"body": "x", "tga": "y"}', "message 2: unknown argument 'tga'; there are body,"),
         ('{"body": ""}', "message 2: the body is empty"),
@@ -135,13 +154,15 @@ def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
         ("channels/c/finish?x=1", "unknown argument 'x'; there are: none"),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_limit(client: HttpClient, path: str, text: str) -> None:
+def test_a_wrong_argument_is_named_with_its_limit(
+    client: ChannelClient, path: str, text: str
+) -> None:
     answer = client.post(path)
     assert answer.status == 400
     assert text in answer.json["message"]
 
 
-def test_a_wrong_acknowledgement_is_named(client: HttpClient) -> None:
+def test_a_wrong_acknowledgement_is_named(client: ChannelClient) -> None:
     for verb, body, text in (
         ("finish", '{"receipts": []}', "'receipts' must be a list of 1 to 1000 receipts"),
         ("finish", '{"receipts": ["x"], "delay": 1}', "unknown argument 'delay'"),
@@ -160,7 +181,7 @@ def test_a_wrong_acknowledgement_is_named(client: HttpClient) -> None:
     assert client.post("channels/none/finish", b'{"receipts": ["x"]}').status == 404
 
 
-def test_a_long_poll_ends_with_the_first_message_or_its_time(client: HttpClient) -> None:
+def test_a_long_poll_ends_with_the_first_message_or_its_time(client: ChannelClient) -> None:
     began_s = time.monotonic()
     assert client.receive(wait=0.3) == []
     assert time.monotonic() - began_s >= 0.3
@@ -172,9 +193,7 @@ def test_a_long_poll_ends_with_the_first_message_or_its_time(client: HttpClient)
         assert bodies(polling.result(10)) == ["now"]
 
 
-def test_a_lease_that_ends_gives_the_message_to_another(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
-) -> None:
+def test_a_lease_that_ends_gives_the_message_to_another(client: ChannelClient) -> None:
     client.publish("a", "b")
     first = client.receive(max=2, visibility=0.3)
     assert bodies(first) == ["a", "b"]
@@ -189,22 +208,22 @@ def test_a_lease_that_ends_gives_the_message_to_another(
     assert "delivered again" in client.results("finish", first)[0]["text"]
     assert client.answer("finish", again) == ["OK"] * 2
     assert client.answer("finish", again) == ["NOT_IN_FLIGHT"] * 2
-    stats = channel_stats(broker, topic_of(request))
+    stats = client.stats()
     assert (stats["timeout_count"], stats["in_flight_count"], stats["client_count"]) == (2, 0, 0)
 
 
 def test_a_message_whose_lease_has_ended_may_be_finished_until_it_is_delivered_again(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
+    client: ChannelClient,
 ) -> None:
     client.publish("late")
     late = client.receive(visibility=0.1)
-    until(lambda: channel_stats(broker, topic_of(request))["timeout_count"] == 1)
+    until(lambda: client.stats()["timeout_count"] == 1)
     assert client.answer("touch", late) == ["NOT_IN_FLIGHT"]
     assert client.answer("finish", late) == ["OK"]
     assert client.receive() == []
 
 
-def test_touch_extends_a_lease(client: HttpClient) -> None:
+def test_touch_extends_a_lease(client: ChannelClient) -> None:
     client.publish("slow")
     held = client.receive(visibility=0.5)
     (touched,) = client.results("touch", held, visibility=60)
@@ -213,9 +232,7 @@ def test_touch_extends_a_lease(client: HttpClient) -> None:
     assert client.answer("finish", held) == ["OK"]
 
 
-def test_requeue_waits_for_its_delay_and_reject_makes_a_dead_letter(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
-) -> None:
+def test_requeue_waits_for_its_delay_and_reject_makes_a_dead_letter(client: ChannelClient) -> None:
     client.publish("x")
     held = client.receive()
     assert client.answer("requeue", held, delay=0.5, error="busy") == ["OK"]
@@ -224,88 +241,84 @@ def test_requeue_waits_for_its_delay_and_reject_makes_a_dead_letter(
     assert held[0]["attempts"] == 2
     assert client.answer("reject", held, error="broken") == ["OK"]
     assert client.answer("reject", held) == ["NOT_IN_FLIGHT"]
-    until(lambda: channel_stats(broker, topic_of(request))["dead_letter_count"] == 1)
-    call = json.dumps({"topic": topic_of(request), "channel": "c"}).encode()
-    letters = ask(broker.http_address, "/call/dead_letters.show", "POST", call)
+    until(lambda: client.stats()["dead_letter_count"] == 1)
+    call = json.dumps(client.names).encode()
+    letters = ask(client.broker.http_address, "/call/dead_letters.show", "POST", call)
     assert "broken" in json.dumps(letters)
 
 
 def test_a_client_that_leaves_a_long_poll_gets_nothing_and_costs_no_attempt(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
+    client: ChannelClient,
 ) -> None:
     """A poll of a client that is gone takes no message, though it was there before."""
-    topic = topic_of(request)
-    host, port = broker.http_address.split(":")
+    host, port = client.broker.http_address.split(":")
     for _ in range(3):
         with socket.create_connection((host, int(port)), 10) as raw:
             raw.sendall(
-                f"POST /v1/topics/{topic}/channels/c/receive?wait=60 HTTP/1.1\r\n"
+                f"POST /v1/topics/{client.topic}/channels/c/receive?wait=60 HTTP/1.1\r\n"
                 "Host: x\r\nContent-Length: 0\r\n\r\n".encode()
             )
-            until(lambda: channel_stats(broker, topic)["client_count"] == 1)
-        until(lambda: channel_stats(broker, topic)["client_count"] == 0)
+            until(lambda: client.stats()["client_count"] == 1)
+        until(lambda: client.stats()["client_count"] == 0)
     client.publish("kept")
     (message,) = client.receive()
     assert (message["body"], message["attempts"]) == ("kept", 1)
 
 
-def test_receipts_survive_a_killed_broker(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as process:
-        client = HttpClient(process.http_address, "t")
-        client.receive()
-        client.publish("a", "b", "c")
-        held = client.receive(max=2)
-        (retried,) = client.receive()
-        client.answer("requeue", [retried])
-        (retried,) = client.receive()
-        assert retried["attempts"] == 2
-        process.kill()
-        process.restart()
-        # Nobody has received them since, so they are finished, and not delivered again.
-        assert client.answer("finish", [*held, retried]) == ["OK"] * 3
-        process.kill()
-        process.restart()
-        assert client.receive(max=10, wait=0.5) == []
-        assert client.answer("finish", held) == ["NOT_IN_FLIGHT"] * 2
+def test_receipts_survive_a_killed_broker(lone_client: ChannelClient) -> None:
+    client = lone_client
+    client.publish("a", "b", "c")
+    held = client.receive(max=2)
+    (retried,) = client.receive()
+    client.answer("requeue", [retried])
+    (retried,) = client.receive()
+    assert retried["attempts"] == 2
+    client.kill_broker()
+    # Nobody has received them since, so they are finished, and not delivered again.
+    assert client.answer("finish", [*held, retried]) == ["OK"] * 3
+    client.kill_broker()
+    assert client.receive(max=10, wait=0.5) == []
+    assert client.answer("finish", held) == ["NOT_IN_FLIGHT"] * 2
 
 
 def test_a_receipt_from_before_a_kill_is_stale_once_the_message_was_delivered_again(
-    tmp_path: Path,
+    lone_client: ChannelClient,
 ) -> None:
-    with BrokerProcess(tmp_path / "data") as process:
-        client = HttpClient(process.http_address, "t")
-        client.receive()
-        client.publish("a")
-        before = client.receive()
-        process.kill()
-        process.restart()
-        after = client.receive()
-        assert (bodies(after), after[0]["attempts"]) == (["a"], 2)
-        assert client.answer("finish", before) == ["NOT_IN_FLIGHT"]
-        assert client.answer("requeue", after) == ["OK"]
-        assert client.answer("finish", before) == ["NOT_IN_FLIGHT"]
-        assert client.answer("finish", client.receive()) == ["OK"]
+    client = lone_client
+    client.publish("a")
+    before = client.receive()
+    client.kill_broker()
+    after = client.receive()
+    assert (bodies(after), after[0]["attempts"]) == (["a"], 2)
+    assert client.answer("finish", before) == ["NOT_IN_FLIGHT"]
+    assert client.answer("requeue", after) == ["OK"]
+    assert client.answer("finish", before) == ["NOT_IN_FLIGHT"]
+    assert client.answer("finish", client.receive()) == ["OK"]
 
 
-def test_a_finish_that_was_answered_survives_a_kill(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as process:
-        client = HttpClient(process.http_address, "t")
-        client.receive()
-        for number in range(5):
-            client.publish(str(number))
-            assert client.answer("finish", client.receive()) == ["OK"]
-            process.kill()
-            process.restart()
-            assert client.receive() == []
+def test_a_finish_that_was_answered_survives_a_kill(lone_client: ChannelClient) -> None:
+    for number in range(5):
+        lone_client.publish(str(number))
+        assert lone_client.answer("finish", lone_client.receive()) == ["OK"]
+        lone_client.kill_broker()
+        assert lone_client.receive() == []
 
 
-async def test_nsqs_consumers_and_http_share_a_channel(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
+def test_a_restart_by_an_operator_keeps_receipts_and_redelivers_the_rest(
+    lone_client: ChannelClient,
 ) -> None:
-    topic, count = topic_of(request), 400
-    wire = await Wire.open(broker.tcp_address)
-    wire.send(f"SUB {topic} c\nRDY 5\n".encode())
-    await wire.answer()
+    lone_client.publish("a", "b")
+    held = lone_client.receive(max=2)
+    lone_client.broker.restart()
+    assert lone_client.answer("finish", held[:1]) == ["OK"]
+    (message,) = lone_client.receive(max=2)
+    assert (message["body"], message["attempts"]) == ("b", 2)
+
+
+async def test_nsqs_consumers_and_http_share_a_channel(client: ChannelClient) -> None:
+    count = 400
+    wire = await Wire.subscribed(client.broker.tcp_address, client.topic, "c")
+    wire.send(b"RDY 5\n")
     seen: Counter[str] = Counter()
     by_nsq = 0
     stopping = threading.Event()
@@ -324,7 +337,7 @@ async def test_nsqs_consumers_and_http_share_a_channel(
         asyncio.to_thread(lambda: [client.publish(str(n)) for n in range(count)])
     )
     while True:
-        stats = await asyncio.to_thread(channel_stats, broker, topic)
+        stats = await asyncio.to_thread(client.stats)
         if publishing.done() and not stats["depth"] and not stats["in_flight_count"]:
             break
         try:
@@ -342,7 +355,7 @@ async def test_nsqs_consumers_and_http_share_a_channel(
     assert 0 < by_nsq < count
 
 
-def test_many_clients_get_each_message_once(client: HttpClient) -> None:
+def test_many_clients_get_each_message_once(client: ChannelClient) -> None:
     count = 600
 
     def work() -> list[str]:
@@ -362,14 +375,10 @@ def test_many_clients_get_each_message_once(client: HttpClient) -> None:
 
 @pytest.mark.parametrize("order", ["key", "queue"])
 def test_an_ordered_channel_has_one_message_of_a_key_in_flight(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest, order: str
+    client: ChannelClient, order: str
 ) -> None:
-    topic = topic_of(request)
-    name = f"by-{order}"
-    ordered = HttpClient(broker.http_address, topic, name)
-    ordered.receive()
-    policy = json.dumps({"topic": topic, "channel": name, "policy": {"order": order}}).encode()
-    ask(broker.http_address, "/call/channel.configure", "POST", policy)
+    ordered = ChannelClient(client.broker, client.topic, f"by-{order}")
+    ordered.configure(order=order)
     for number in range(3):
         client.publish(f"{order}{number}", order_key="k")
     first = ordered.receive(max=10, visibility=0.5)
@@ -392,12 +401,8 @@ def test_an_ordered_channel_has_one_message_of_a_key_in_flight(
     ordered.answer("finish", third)
 
 
-def test_a_filter_by_tag_is_the_channels(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
-) -> None:
-    topic = topic_of(request)
-    policy = json.dumps({"topic": topic, "channel": "c", "policy": {"tags": ["card"]}}).encode()
-    ask(broker.http_address, "/call/channel.configure", "POST", policy)
+def test_a_filter_by_tag_is_the_channels(client: ChannelClient) -> None:
+    client.configure(tags=["card"])
     for number in range(4):
         client.publish(str(number), tag="card" if number % 2 else "cash")
     messages = client.receive(max=10)
@@ -409,15 +414,15 @@ def test_a_filter_by_tag_is_the_channels(
 
 
 def test_a_topic_that_grows_while_a_poll_waits_is_received_from_all_queues(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
+    client: ChannelClient,
 ) -> None:
-    topic = topic_of(request)
     client.publish("before")
     held = client.receive()
     with ThreadPoolExecutor(1) as pool:
         polling = pool.submit(client.receive, wait=30)
-        until(lambda: channel_stats(broker, topic)["client_count"] == 2)
-        ask(broker.http_address, f"/topic/create?topic={topic}&queues=3", "POST")
+        until(lambda: client.stats()["client_count"] == 2)
+        path = f"/topic/create?topic={client.topic}&queues=3"
+        ask(client.broker.http_address, path, "POST")
         client.publish("third", queue=2)
         messages = polling.result(10)
     assert [(message["body"], message["queue"], message["offset"]) for message in messages] == [
@@ -426,7 +431,7 @@ def test_a_topic_that_grows_while_a_poll_waits_is_received_from_all_queues(
     assert client.answer("finish", [*held, *messages]) == ["OK"] * 2
 
 
-def test_a_large_backlog_is_answered_in_pieces(client: HttpClient) -> None:
+def test_a_large_backlog_is_answered_in_pieces(client: ChannelClient) -> None:
     """An answer has 8 MiB of bodies at most: the rest is for others, at its first attempt."""
     for _ in range(12):
         client.publish("x" * 1_000_000)
@@ -438,18 +443,16 @@ def test_a_large_backlog_is_answered_in_pieces(client: HttpClient) -> None:
     assert client.answer("finish", first + second) == ["OK"] * 12
 
 
-def test_a_deleted_channel_ends_its_polls(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
-) -> None:
-    topic = topic_of(request)
+def test_a_deleted_channel_ends_its_polls(client: ChannelClient) -> None:
     with ThreadPoolExecutor(1) as pool:
         polling = pool.submit(client.post, "channels/c/receive?wait=30")
-        until(lambda: channel_stats(broker, topic)["client_count"] == 1)
-        ask(broker.http_address, f"/channel/delete?topic={topic}&channel=c", "POST")
+        until(lambda: client.stats()["client_count"] == 1)
+        path = f"/channel/delete?topic={client.topic}&channel=c"
+        ask(client.broker.http_address, path, "POST")
         assert polling.result(10).status == 404
 
 
-def test_a_receipt_is_of_one_channel(client: HttpClient, broker: BrokerProcess) -> None:
+def test_a_receipt_is_of_one_channel(client: ChannelClient) -> None:
     client.publish("x")
     (held,) = client.receive()
     client.post("channels/d/receive")
@@ -462,53 +465,29 @@ def test_a_receipt_is_of_one_channel(client: HttpClient, broker: BrokerProcess) 
     assert client.answer("finish", [held]) == ["OK"]
 
 
-def test_a_restart_by_an_operator_keeps_receipts_and_redelivers_the_rest(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as process:
-        client = HttpClient(process.http_address, "t")
-        client.receive()
-        client.publish("a", "b")
-        held = client.receive(max=2)
-        process.restart()
-        assert client.answer("finish", held[:1]) == ["OK"]
-        (message,) = client.receive(max=2)
-        assert (message["body"], message["attempts"]) == ("b", 2)
-
-
-def test_a_retry_policy_counts_leases_that_ended_and_requeues(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
-) -> None:
-    topic = topic_of(request)
-    policy = {"max_attempts": 2, "retry_delays_ms": [10]}
-    call = json.dumps({"topic": topic, "channel": "c", "policy": policy}).encode()
-    ask(broker.http_address, "/call/channel.configure", "POST", call)
+def test_a_retry_policy_counts_leases_that_ended_and_requeues(client: ChannelClient) -> None:
+    client.configure(max_attempts=2, retry_delays_ms=[10])
     client.publish("poison")
     client.receive(visibility=0.1)
     held = client.receive(wait=10)
     assert held[0]["attempts"] == 2
     assert client.answer("requeue", held, error="again") == ["OK"]
-    until(lambda: channel_stats(broker, topic)["dead_letter_count"] == 1)
+    until(lambda: client.stats()["dead_letter_count"] == 1)
     assert client.receive() == []
 
 
 @pytest.mark.parametrize("beside", ["http", "nsq"])
-async def test_a_message_published_by_tcp_wakes_a_poll(
-    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest, beside: str
-) -> None:
+async def test_a_message_published_by_tcp_wakes_a_poll(client: ChannelClient, beside: str) -> None:
     """Also one that comes alone, which the broker may handle in its extension in C."""
-    topic = topic_of(request)
-    wire = await Wire.open(broker.tcp_address)
-    consumer = await Wire.open(broker.tcp_address)
+    address, topic = client.broker.tcp_address, client.topic
+    wire, consumer = await Wire.open(address), await Wire.open(address)
     if beside == "nsq":
         consumer.send(f"SUB {topic} other\nRDY 100\n".encode())
-        await consumer.answer()
+        await consumer.ok()
     for number in range(5):
         poll = asyncio.create_task(asyncio.to_thread(lambda: client.receive(wait=30)))
-        stats = {"client_count": 0}
-        while stats["client_count"] != 1:
-            message = await asyncio.to_thread(
-                ask, broker.http_address, f"/stats?format=json&topic={topic}&channel=c"
-            )
-            (stats,) = message["topics"][0]["channels"]
+        while (await asyncio.to_thread(client.stats))["client_count"] != 1:
+            pass
         wire.send(pub(topic, b"%d" % number))
         await wire.answer()
         messages = await poll

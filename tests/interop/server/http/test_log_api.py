@@ -3,21 +3,19 @@
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
+from tests.unit.server.http.standby_reader import (
+    ID_BYTES,
+    HttpReader,
+    messages_of,
+    records_of,
+)
 
 from martlet.log.index import ENTRY
-from martlet.log.record import (
-    FRAME_HEADER_BYTES,
-    HEADER_BYTES,
-    align8,
-    frame_ends,
-    payload,
-    read_record,
-)
+from martlet.log.record import HEADER_BYTES, align8
 from martlet.testing import Broker
 
 BODIES = [b"message %05d " % number + b"x" * (number % 50) for number in range(3000)]
@@ -25,41 +23,15 @@ A_TIME = 100
 Answer = tuple[int, bytes]
 
 
-class Reader:
-    """Ask the broker over HTTP."""
+class Reader(HttpReader):
+    """Ask a broker in this process."""
 
     def __init__(self, broker: Broker, session: aiohttp.ClientSession) -> None:
+        super().__init__(broker.http_address, session)
         self.broker = broker
-        self._session = session
-
-    async def get(self, path: str, **arguments: object) -> Answer:
-        return await self._ask("GET", path, arguments)
-
-    async def post(self, path: str, data: bytes = b"", **arguments: object) -> Answer:
-        return await self._ask("POST", path, arguments, data)
 
     async def publish_with(self, headers: dict[str, str], topic: str, body: bytes) -> Answer:
-        return await self._ask("POST", "/pub", {"topic": topic}, body, headers)
-
-    async def json(self, path: str, **arguments: object) -> Any:
-        status, body = await self.get(path, **arguments)
-        assert status == 200, body
-        return json.loads(body)
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        arguments: dict[str, object],
-        data: bytes | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> Answer:
-        url = f"http://{self.broker.http_address}{path}"
-        params = {name: str(value) for name, value in arguments.items()}
-        async with self._session.request(
-            method, url, params=params, data=data, headers=headers
-        ) as answer:
-            return answer.status, await answer.read()
+        return await self._ask("POST", "/pub", {"topic": topic}, data=body, headers=headers)
 
 
 @pytest.fixture
@@ -80,19 +52,9 @@ async def publish(reader: Reader, topic: str = "t", bodies: list[bytes] = BODIES
 
 
 def bodies_of(records: bytes, offset: int) -> list[bytes]:
-    """The bodies in these records, each of which must verify, from an offset on."""
-    bodies: list[bytes] = []
-    at = 0
-    while at < len(records):
-        position = int.from_bytes(records[at + 16 : at + 24], "little")
-        header, record = read_record(records, at, position)
-        begin = 0
-        for number, end in enumerate(frame_ends(header, record).tolist()):
-            if header.first_offset + number >= offset:
-                bodies.append(bytes(payload(header, record)[begin + FRAME_HEADER_BYTES : end]))
-            begin = end
-        at += header.length
-    return bodies
+    """The bodies in these records from an offset on."""
+    messages = messages_of(records)
+    return [message[ID_BYTES:] for at, message in messages.items() if at >= offset]
 
 
 async def test_lists_topics_with_their_offsets(reader: Reader) -> None:
@@ -248,15 +210,11 @@ async def test_batches_without_their_bodies(reader: Reader) -> None:
         assert await reader.publish_with(headers, "t", b"y" * 1000) == (200, b"OK")
     _, heads = await reader.get("/log/batches", topic="t", offset=0, bodies="false")
     _, records = await reader.get("/log/batches", topic="t", offset=0)
-    expected, at = b"", 0
-    while at < len(records):
-        header, record = read_record(
-            records, at, int.from_bytes(records[at + 16 : at + 24], "little")
-        )
+    expected = b""
+    for header, record in records_of(records):
         block_at = header.properties_at
         expected += bytes(record[:HEADER_BYTES])
         expected += bytes(record[block_at : block_at + align8(header.properties_length)])
-        at += header.length
     assert heads == expected
     assert 4 * HEADER_BYTES < len(heads) < 1000
     assert b"orange" in heads

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import sys
 import threading
 import time
@@ -25,13 +24,13 @@ from tests.crash.wire import (
     mpub,
     pub,
     u32,
-    until,
 )
 from tests.interop.agent import Agent
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
-from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
+from tests.interop.server.conftest import Brokers, trusting
 from tests.interop.upgraded_wire import UpgradedWire
+from tests.polling import until
 
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -66,15 +65,14 @@ def forget_what_was_asked(server: AuthServer) -> None:
     server.asked.clear()
 
 
-@pytest.fixture(scope="module", params=["martlet", "nsqd"])
-def broker(request: pytest.FixtureRequest, server: AuthServer) -> Iterator[BrokerProcess]:
-    kind = BrokerProcess
-    if request.param == "nsqd":
-        if NSQD is None:
-            pytest.skip(NO_NSQD)
-        kind = NsqdProcess
-    with kind(None, f"--auth-http-address={server.address}") as process:
-        yield process
+@pytest.fixture
+def broker(start: Brokers, server: AuthServer) -> BrokerProcess:
+    return start(f"--auth-http-address={server.address}")
+
+
+@pytest.fixture
+def martlet(start_martlet: Brokers, server: AuthServer) -> BrokerProcess:
+    return start_martlet(f"--auth-http-address={server.address}")
 
 
 async def answers(broker: BrokerProcess, *commands: bytes) -> list[Frame]:
@@ -140,8 +138,7 @@ async def test_without_auth_nothing_is_done(broker: BrokerProcess) -> None:
     assert stats["topics"] is None
 
 
-@pytest.mark.parametrize("broker", ["martlet"], indirect=True)
-async def test_a_refusal_does_not_wait_for_the_body(broker: BrokerProcess) -> None:
+async def test_a_refusal_does_not_wait_for_the_body(martlet: BrokerProcess) -> None:
     """nsqd has read it all by then; no client can tell, and a stranger fills no memory."""
     heads = {
         "PUB": b"PUB never\n" + u32(1 << 20),
@@ -149,19 +146,18 @@ async def test_a_refusal_does_not_wait_for_the_body(broker: BrokerProcess) -> No
         "MPUB": b"MPUB never\n",
     }
     for verb, head in heads.items():
-        wire = await Wire.open(broker.tcp_address)
+        wire = await Wire.open(martlet.tcp_address)
         wire.send(head)
         assert await wire.answer() == frame_of(f"E_AUTH_FIRST AUTH required before {verb}")
         assert await wire.ended() == b""
         wire.close()
 
 
-@pytest.mark.parametrize("broker", ["martlet"], indirect=True)
 async def test_an_allowed_publisher_is_asked_for_the_rest_of_the_body(
-    broker: BrokerProcess,
+    martlet: BrokerProcess,
 ) -> None:
     body = b"x" * 300_000
-    wire = await Wire.open(broker.tcp_address)
+    wire = await Wire.open(martlet.tcp_address)
     wire.send(auth(b"all"))
     assert await wire.answer() == ANNA
     for command in (pub("big", body), dpub("big", 1, body), mpub("big", [body, body])):
@@ -289,11 +285,7 @@ async def test_only_commands_behind_auth_wait(broker: BrokerProcess, server: Aut
         slow.send(pub("waits", b"2" * 300_000) + b"NOP\n" + b"SUB waits c\n")
         other.send(auth(b"all") + pub("t", b"meanwhile"))
         assert [await other.answer() for _ in range(2)] == [ANNA, OK]
-
-        async def is_asked() -> bool:
-            return server.count("slow") == 1
-
-        await until(is_asked)
+        await until(lambda: server.count("slow") == 1)
         assert await slow.silent(0.2)
     finally:
         held.set()
@@ -311,11 +303,7 @@ async def test_a_client_may_go_while_its_secret_is_looked_at(
     server.answers["gone"] = Answer(allowed(EVERYTHING), held=held)
     wire = await Wire.open(broker.tcp_address)
     wire.send(auth(b"gone"))
-
-    async def is_asked() -> bool:
-        return server.count("gone") == 1
-
-    await until(is_asked)
+    await until(lambda: server.count("gone") == 1)
     wire.close()
     held.set()
     assert await answers(broker, auth(b"all"), pub("t", b"after")) == [ANNA, OK]
@@ -366,33 +354,28 @@ async def test_a_renewal_that_fails_ends_the_connection(
         wire.close()
 
 
-@pytest.mark.parametrize("kind", [BrokerProcess, NsqdProcess])
 @pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
 def test_the_auth_server_gets_the_certificate_of_a_client(
+    start: Brokers,
     server: AuthServer,
     certificates: Certificates,
-    kind: type[BrokerProcess],
     compression: str,
     policy: str,
 ) -> None:
     """And commands behind AUTH wait in TLS and under compression just the same."""
     if policy == "require":
         pytest.importorskip("OpenSSL")
-    if kind is NsqdProcess and NSQD is None:
-        pytest.skip(NO_NSQD)
-    context = ssl.create_default_context(cafile=certificates.authority)
-    context.load_cert_chain(certificates.client, certificates.client_key)
-    flags = [
+    broker = start(
         *certificates.flags,
         f"--tls-root-ca-file={certificates.authority}",
         f"--tls-client-auth-policy={policy}",
-        f"--https-address=127.0.0.1:{free_port()}",
         f"--auth-http-address={server.address}",
-    ]
-    with kind(None, *flags) as broker, UpgradedWire(broker.tcp_address) as wire:
+    )
+    with UpgradedWire(broker.tcp_address) as wire:
         features = {compression: True} if compression else {}
-        wire.upgrade(wire.identify(tls_v1=True, **features), context)
+        answer = wire.identify(tls_v1=True, **features)
+        wire.upgrade(answer, trusting(certificates, "client"))
         wire.send(auth(b"all") + pub("t", b"x" * 700_000) + b"SUB t c\n")
         assert [wire.frame() for _ in range(3)] == [ANNA, OK, OK]
         wire.send(b"RDY 1\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests import polling
 from tests.crash.wire import (
     ERROR,
     GONE,
@@ -67,6 +68,20 @@ async def broker(process: BrokerProcess) -> AsyncIterator[BrokerProcess]:
         yield process
 
 
+async def has(broker: BrokerProcess, topic: str, expected: dict[str, int]) -> bool:
+    channel = (await channels_of(broker.http_address))[topic, "c"]
+    return channel.items() >= expected.items()
+
+
+async def check_channel(broker: BrokerProcess, topic: str, **expected: int) -> None:
+    """The channel c of a topic has these counts."""
+    assert await has(broker, topic, expected), await channels_of(broker.http_address)
+
+
+async def until_channel(broker: BrokerProcess, topic: str, **expected: int) -> None:
+    await until(lambda: has(broker, topic, expected))
+
+
 # mistakes that nsqd makes an answer to
 
 
@@ -99,72 +114,7 @@ async def test_publishes_before_an_error_are_answered_first(
     assert b"never" not in {message.body for message in got}
 
 
-@pytest.mark.parametrize("flush", ["async", "sync"])
-async def test_no_message_comes_before_the_answer_to_sub(tmp_path: Path, flush: str) -> None:
-    with BrokerProcess(tmp_path, "--log-level=error", f"--flush={flush}") as process:
-        await http(process.http_address, "/topic/create?topic=t", b"")
-        await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
-        for number in range(20):
-            wire = await Wire.open(process.tcp_address)
-            body = b"%d" % number
-            wire.send(pub("t", body) + pub("t", body) + b"SUB t c\nRDY 2\n")
-            assert [await wire.answer() for _ in range(3)] == [Frame(RESPONSE, b"OK")] * 3
-            for _ in range(2):
-                message = await wire.message()
-                assert message.body == body
-                wire.send(b"FIN %b\n" % message.id)
-            wire.send(b"CLS\n")
-            assert await wire.answer() == Frame(RESPONSE, b"CLOSE_WAIT")
-            wire.close()
-
-
-@pytest.mark.parametrize("data", [pub("t", b"x" * (4 << 20)), b"NO\n" + pub("t", b"x") * 50_000])
-async def test_the_error_reaches_a_client_that_goes_on_sending(
-    broker: BrokerProcess, data: bytes
-) -> None:
-    """A socket closed with unread octets is reset, and the error is lost with it."""
-    for _ in range(10):
-        wire = await Wire.open(broker.tcp_address)
-        wire.send(data)
-        frame = await wire.answer()
-        assert frame.type == ERROR
-        assert await wire.ended() == b""
-        wire.close()
-
-
-async def test_a_consumer_that_made_a_mistake_holds_nothing(broker: BrokerProcess) -> None:
-    """However long it takes to close the connection: others get its messages at once."""
-    wire = await Wire.subscribed(broker.tcp_address, "held", "c")
-    wire.send(b"RDY 10\n")
-    await http(broker.http_address, "/pub?topic=held", b"one")
-    assert (await wire.message()).body == b"one"
-    wire.send(b"NO\n")
-    assert (await wire.answer()).type == ERROR
-    other = await Wire.subscribed(broker.tcp_address, "held", "c")
-    other.send(b"RDY 1\n")
-    again = await other.message()
-    assert (again.body, again.attempts) == (b"one", 2)
-    channel = (await channels_of(broker.http_address))["held", "c"]
-    assert channel["timeout_count"] == 0, "it came at once"
-    wire.close()
-    other.close()
-
-
 # pieces
-
-
-async def test_a_slow_writer_is_understood(broker: BrokerProcess) -> None:
-    """Each octet in a packet of its own."""
-    wire = await Wire.open(broker.tcp_address, magic=b"")
-    wire.writer.get_extra_info("socket").setsockopt(6, 1, 1)  # TCP_NODELAY
-    for octet in b"  V2" + pub("slow", b"one") + mpub("slow", [b"two", b"three" * 20]) + b"NOP\n":
-        wire.send(bytes([octet]))
-        await asyncio.sleep(0.0005)
-    await wire.ok()
-    await wire.ok()
-    wire.close()
-    got = await drain(broker.tcp_address, broker.http_address, "slow", "c")
-    assert [message.body for message in got] == [b"one", b"two", b"three" * 20]
 
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
@@ -174,14 +124,8 @@ async def test_a_command_of_which_the_end_never_comes_is_not_done(
     topic = f"half-{how}"
     await http(broker.http_address, f"/topic/create?topic={topic}", b"")
     command = mpub(topic, [b"a" * 100, b"b" * 100])
-    for cut in (
-        1,
-        5,
-        len(f"MPUB {topic}\n") + 2,
-        len(f"MPUB {topic}\n") + 8,
-        100,
-        len(command) - 1,
-    ):
+    line_bytes = len(f"MPUB {topic}\n")
+    for cut in (1, 5, line_bytes + 2, line_bytes + 8, 100, len(command) - 1):
         wire = await Wire.open(broker.tcp_address)
         wire.send(command[:cut])
         await wire.writer.drain()
@@ -190,7 +134,7 @@ async def test_a_command_of_which_the_end_never_comes_is_not_done(
             assert b"OK" not in await wire.ended()
         wire.close()
     await http(broker.http_address, f"/channel/create?topic={topic}&channel=c", b"")
-    assert (await channels_of(broker.http_address))[topic, "c"]["depth"] == 0
+    await check_channel(broker, topic, depth=0)
 
 
 async def test_an_endless_line_ends_the_connection(broker: BrokerProcess) -> None:
@@ -225,10 +169,10 @@ async def test_announced_octets_cost_nothing_until_they_come(tmp_path: Path) -> 
 # clients that do not read
 
 
-async def publish(broker: BrokerProcess, topic: str, bodies: list[bytes]) -> None:
+async def publish(broker: BrokerProcess, *commands: bytes) -> None:
     wire = await Wire.open(broker.tcp_address)
-    for start in range(0, len(bodies), 4):
-        wire.send(mpub(topic, bodies[start : start + 4]))
+    for command in commands:
+        wire.send(command)
         await wire.ok()
     wire.close()
 
@@ -243,15 +187,11 @@ async def test_a_consumer_that_never_reads_holds_nothing_for_ever(broker: Broker
     wire = await Wire.subscribed(broker.tcp_address, "deaf", "c", heartbeat_interval=1000)
     deaf(wire)
     wire.send(b"RDY 100\n")
-    bodies = {b"%05d" % n + b"x" * 900 for n in range(2000)}
-    await publish(broker, "deaf", sorted(bodies))
-
-    async def dropped() -> bool:
-        return not (await channels_of(broker.http_address))["deaf", "c"]["client_count"]
-
-    await until(dropped)
+    bodies = [b"%05d" % n + b"x" * 900 for n in range(2000)]
+    await publish(broker, *(mpub("deaf", bodies[at : at + 4]) for at in range(0, 2000, 4)))
+    await until_channel(broker, "deaf", client_count=0)
     got = await drain(broker.tcp_address, broker.http_address, "deaf", "c")
-    assert {message.body for message in got} == bodies
+    assert {message.body for message in got} == set(bodies)
     wire.close()
 
 
@@ -259,11 +199,7 @@ async def test_a_consumer_that_talks_but_never_reads_is_dropped(tmp_path: Path) 
     """It is not silent; but more waits for it than the kernel's buffers hold, for too long."""
     with BrokerProcess(tmp_path, "--log-level=error") as process:
         async with others(process):
-            publisher = await Wire.open(process.tcp_address)
-            for _ in range(30):
-                publisher.send(mpub("blind", [b"x" * 10_000] * 100))
-                await publisher.ok()
-            publisher.close()
+            await publish(process, *[mpub("blind", [b"x" * 10_000] * 100)] * 30)
             before = private_bytes(process)
             wire = await Wire.subscribed(process.tcp_address, "blind", "c", heartbeat_interval=1000)
             deaf(wire)
@@ -278,8 +214,7 @@ async def test_a_consumer_that_talks_but_never_reads_is_dropped(tmp_path: Path) 
 
             await until(dropped)
             assert max(grown) < 50 * MIB  # pages of the log, which it reads, among them
-            state = (await channels_of(process.http_address))["blind", "c"]
-            assert (state["depth"], state["in_flight_count"]) == (3000, 0)
+            await check_channel(process, "blind", depth=3000, in_flight_count=0)
             wire.close()
 
 
@@ -323,11 +258,7 @@ async def test_a_consumer_that_reads_slowly_is_not_dropped(tmp_path: Path) -> No
     loop = asyncio.get_running_loop()
     bodies = [b"%02d" % number + b"x" * 900_000 for number in range(12)]
     with BrokerProcess(tmp_path, "--log-level=error") as process, socket.socket() as sock:
-        publisher = await Wire.open(process.tcp_address)
-        for body in bodies:
-            publisher.send(pub("slow", body))
-            await publisher.ok()
-        publisher.close()
+        await publish(process, *(pub("slow", body) for body in bodies))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.setblocking(False)
         host, _, port = process.tcp_address.partition(":")
@@ -338,8 +269,7 @@ async def test_a_consumer_that_reads_slowly_is_not_dropped(tmp_path: Path) -> No
         for _ in range(45):
             got += await loop.sock_recv(sock, 24_000)
             await asyncio.sleep(0.1)
-        state = (await channels_of(process.http_address))["slow", "c"]
-        assert state["client_count"] == 1
+        await check_channel(process, "slow", client_count=1)
         while got.count(b"x" * 900_000) < len(bodies):
             got += await loop.sock_recv(sock, 1 << 20)
             await loop.sock_sendall(sock, b"NOP\n")
@@ -358,11 +288,7 @@ async def test_a_client_without_heartbeats_that_never_reads_is_dropped() -> None
         await wire.identify(heartbeat_interval=-1)
         deaf(wire)
         wire.send(pub("torrent", b"x") * 2_000_000)
-
-        async def dropped() -> bool:
-            return not broker.server.connections
-
-        await until(dropped)
+        await polling.until(lambda: not broker.server.connections)
         wire.close()
 
 
@@ -383,11 +309,7 @@ async def test_thousands_come_and_go(broker: BrokerProcess) -> None:
 
     for start in range(0, 3000, 100):
         await asyncio.gather(*(visit(number) for number in range(start, start + 100)))
-
-    async def gone() -> bool:
-        return bool(psutil.Process(broker.process_id).num_fds() <= before + 5)
-
-    await until(gone)
+    await polling.until(lambda: psutil.Process(broker.process_id).num_fds() <= before + 5)
 
     async def deleted() -> bool:  # the last few may be leaving still
         return ("visited", "c#ephemeral") not in await channels_of(broker.http_address)
@@ -490,8 +412,7 @@ async def test_a_message_is_finished_once_and_by_its_client_only(broker: BrokerP
         mine.send(b"FIN %b\n" % got.id)
         failed = b"E_FIN_FAILED FIN %b failed ID not in flight" % got.id
         assert await mine.answer() == Frame(ERROR, failed)
-    state = (await channels_of(broker.http_address))["ids", "c"]
-    assert (state["depth"], state["in_flight_count"]) == (0, 0)
+    await check_channel(broker, "ids", depth=0, in_flight_count=0)
     for wire in (mine, theirs, elsewhere):
         wire.close()
 
@@ -511,8 +432,7 @@ async def test_many_finishes_of_which_some_are_wrong(broker: BrokerProcess) -> N
     refused_ids = [frame.data.split()[2] for frame in errors]
     assert refused_ids == [b"f" * 16, b"0" * 16, ids[3], b"f" * 16]
     assert await wire.silent(0.1)
-    state = (await channels_of(broker.http_address))["runs", "c"]
-    assert (state["depth"], state["in_flight_count"]) == (0, 0)
+    await check_channel(broker, "runs", depth=0, in_flight_count=0)
     wire.close()
 
 

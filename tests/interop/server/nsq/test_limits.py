@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import (
     ERROR,
-    Frame,
     HttpRefused,
     Refused,
     Wire,
@@ -154,26 +153,6 @@ async def test_a_data_folder_takes_no_more_than_it_may(tmp_path: Path) -> None:
 # messages and answers at the edge
 
 
-async def test_messages_of_no_bytes_and_of_all_that_may_be(tmp_path: Path) -> None:
-    max_count = 100_000
-    with BrokerProcess(tmp_path, QUIET, f"--max-msg-size={max_count}") as broker:
-        bodies = [bytes([number]) * max_count for number in range(20)]
-        await answered(broker, *(pub("t", body) for body in bodies), mpub("t", bodies))
-        await http(broker.http_address, "/pub?topic=t", bodies[0])
-        for verb, command in {"PUB": b"PUB t\n", "DPUB": b"DPUB t 0\n"}.items():
-            error = await refused(broker, command + u32(0))
-            assert error == f"E_BAD_MESSAGE {verb} invalid message body size 0"
-            error = await refused(broker, command + u32(max_count + 1))
-            assert error == f"E_BAD_MESSAGE {verb} message too big {max_count + 1} > {max_count}"
-        error = await refused(broker, mpub("t", [b"x", b""]))
-        assert error == "E_BAD_MESSAGE MPUB invalid message(1) body size 0"
-        for body, why in ((b"", "400 MSG_EMPTY"), (b"x" * (max_count + 1), "413 MSG_TOO_BIG")):
-            with pytest.raises(HttpRefused, match=why):
-                await http(broker.http_address, "/pub?topic=t", body)
-        got = await drain(broker.tcp_address, broker.http_address, "t", "c", rdy=3)
-        assert [message.body for message in got] == [*bodies, *bodies, bodies[0]]
-
-
 async def test_a_consumer_that_never_answers_gets_its_messages_again_and_others_do(
     tmp_path: Path,
 ) -> None:
@@ -192,36 +171,6 @@ async def test_a_consumer_that_never_answers_gets_its_messages_again_and_others_
         rest = await drain(broker.tcp_address, broker.http_address, "t", "c")
         assert sorted(message.body for message in rest) == [b"%02d" % n for n in range(30)]
         assert all(message.attempts == got[message.body] + 1 for message in rest)
-        wire.close()
-
-
-async def test_a_client_that_answers_twice_gets_errors_and_goes_on(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, QUIET) as broker:
-        count = 3000
-        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
-        bodies = [b"%04d" % number for number in range(count)]
-        for start in range(0, count, 100):
-            await answered(broker, mpub("t", bodies[start : start + 100]))
-        wire.send(b"RDY 50\n")
-        received: list[bytes] = []
-        errors: list[Frame] = []
-        while len(received) < count or len(errors) < count:
-            frame = await wire.answer()
-            if frame.type == ERROR:
-                errors.append(frame)
-                continue
-            id = frame.data[10:26]
-            received.append(frame.data[26:])
-            wire.send(b"FIN %b\nFIN %b\n" % (id, id))
-            assert len(errors) < count
-        assert received == bodies
-        expected = b"E_FIN_FAILED FIN "
-        assert all(error.data.startswith(expected) for error in errors)
-        assert all(error.data.endswith(b" failed ID not in flight") for error in errors)
-        channel = (await channels_of(broker.http_address))["t", "c"]
-        assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
-        (client,) = channel["clients"]
-        assert client["finish_count"] == count
         wire.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,16 +13,23 @@ from martlet.testing import Broker
 
 pytestmark = pytest.mark.interop
 
+MESSAGES = "/v1/topics/t/messages"
+
+
+async def ask(broker: Broker, method: str, path: str, **more: Any) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession(f"http://{broker.http_address}") as session,
+        session.request(method, path, **more) as answer,
+    ):
+        return answer.status, await answer.text()
+
 
 @pytest.mark.parametrize("path", ["/pub?topic=t", "/mpub?topic=t", "/mpub?topic=t&binary=true"])
 @pytest.mark.parametrize("header", ["Priority: 99", "Deliver-At: abc", "Tag: a|b", "Header: x"])
 async def test_a_refused_header_leaves_no_topic(broker: Broker, path: str, header: str) -> None:
     name, _, value = header.partition(": ")
-    async with (
-        aiohttp.ClientSession(f"http://{broker.http_address}") as session,
-        session.post(path, data=b"x", headers={f"X-Martlet-{name}": value}) as answer,
-    ):
-        assert answer.status == 400
+    headers = {f"X-Martlet-{name}": value}
+    assert (await ask(broker, "POST", path, data=b"x", headers=headers))[0] == 400
     assert not broker.server.broker.topics
 
 
@@ -34,12 +42,8 @@ async def test_a_queue_that_is_not_there_leaves_no_topic(broker: Broker, method:
 
 
 async def test_a_refused_message_over_plain_http_leaves_no_topic(broker: Broker) -> None:
-    url = f"http://{broker.http_address}/v1/topics/t/messages"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url, json={"body": "x", "queue": 3}) as answer,
-    ):
-        assert (answer.status, "has no queue 3" in await answer.text()) == (400, True)
+    status, text = await ask(broker, "POST", MESSAGES, json={"body": "x", "queue": 3})
+    assert (status, "has no queue 3" in text) == (400, True)
     assert not broker.server.broker.topics
 
 
@@ -60,14 +64,10 @@ async def test_a_priority_of_another_type_is_named(broker: Broker) -> None:
 async def test_several_messages_in_another_form_get_the_right_one_named(
     broker: Broker, content_type: str, data: str
 ) -> None:
-    url = f"http://{broker.http_address}/v1/topics/t/messages"
     headers = {"Content-Type": content_type}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url, data=data, headers=headers) as answer,
-    ):
-        assert answer.status == 400
-        message = (await answer.json())["message"]
+    status, text = await ask(broker, "POST", MESSAGES, data=data, headers=headers)
+    assert status == 400
+    message = json.loads(text)["message"]
     assert message.startswith("INVALID_JSON: ")
     assert "application/x-ndjson" in message
 
@@ -84,17 +84,12 @@ async def test_several_messages_in_another_form_get_the_right_one_named(
 async def test_a_route_of_plain_http_that_is_not_there_names_the_way_out(
     broker: Broker, method: str, path: str, status: int, text: str
 ) -> None:
-    url = f"http://{broker.http_address}{path}"
-    async with aiohttp.ClientSession() as session, session.request(method, url) as answer:
-        assert answer.status == status
-        message = json.loads(await answer.text())["message"]
-    assert text in message
+    answered, body = await ask(broker, method, path)
+    assert (answered, text in json.loads(body)["message"]) == (status, True)
 
 
 async def test_a_person_at_the_root_learns_where_the_page_is(broker: Broker) -> None:
-    url = f"http://{broker.http_address}/"
-    async with aiohttp.ClientSession() as session:
-        async with session.get(url, headers={"Accept": "text/html,*/*"}) as answer:
-            assert (answer.status, "martlet admin" in await answer.text()) == (404, True)
-        async with session.get(url) as answer:
-            assert (answer.status, await answer.json()) == (404, {"message": "NOT_FOUND"})
+    status, text = await ask(broker, "GET", "/", headers={"Accept": "text/html,*/*"})
+    assert (status, "martlet admin" in text) == (404, True)
+    status, text = await ask(broker, "GET", "/")
+    assert (status, json.loads(text)) == (404, {"message": "NOT_FOUND"})

@@ -131,20 +131,21 @@ async def say(address: str, data: bytes) -> None:
 
 async def act(broker: BrokerProcess) -> None:
     http, tcp = broker.http_address, broker.tcp_address
-    for target in (
-        "/topic/create?topic=t",
-        "/channel/create?topic=t&channel=c",
-        "/channel/pause?topic=t&channel=c",
-        "/pub?topic=bad!",
-        "/nothing",
+    for method, target in (
+        ("POST", "/topic/create?topic=t"),
+        ("POST", "/channel/create?topic=t&channel=c"),
+        ("POST", "/channel/pause?topic=t&channel=c"),
+        ("POST", "/pub?topic=bad!"),
+        ("POST", "/nothing"),
+        ("GET", "/stats?a=%zz"),
+        ("GET", "/stats?a=%z&b"),
+        ("GET", "/info?%"),
+        ("POST", "/mpub?topic=t&x=%e"),
+        ("POST", "/mpub?topic=t&binary=yes"),
+        ("GET", "/topic/create?topic=t"),
+        ("GET", "/stats?format=json&topic=t"),
     ):
-        await asyncio.to_thread(ask, http, target)
-    for target in ("/stats?a=%zz", "/stats?a=%z&b", "/info?%"):
-        await asyncio.to_thread(ask, http, target, "GET")
-    await asyncio.to_thread(ask, http, "/mpub?topic=t&x=%e")
-    await asyncio.to_thread(ask, http, "/mpub?topic=t&binary=yes")
-    await asyncio.to_thread(ask, http, "/topic/create?topic=t", "GET")
-    await asyncio.to_thread(ask, http, "/stats?format=json&topic=t", "GET")
+        await asyncio.to_thread(ask, http, target, method)
     fields = {
         "client_id": "cid",
         "hostname": "h",
@@ -225,18 +226,16 @@ async def test_recorded_log_lines_are_those_of_nsqd(tmp_path: Path) -> None:
     assert sorted(lines) == sorted(LINES)
 
 
-def test_at_level_debug_each_command_and_message_has_a_line(tmp_path: Path) -> None:
+def test_at_level_debug_commands_messages_and_a_consumers_state_have_lines_as_nsqds(
+    tmp_path: Path,
+) -> None:
     with BrokerProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))
-        assert conversation(broker.log()) == CONVERSATION
-
-
-def test_at_level_debug_a_consumers_state_has_lines_as_nsqds(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, "--log-level=debug") as broker:
-        asyncio.run(talk(broker))
-        lines = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
+        log = broker.log()
+    assert conversation(log) == CONVERSATION
+    states = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", log, re.MULTILINE)
     for expected in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
-        assert expected in lines
+        assert expected in states
 
 
 async def test_at_level_debug_messages_with_properties_are_delivered(tmp_path: Path) -> None:

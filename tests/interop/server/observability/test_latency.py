@@ -2,15 +2,13 @@
 
 import json
 import re
-import struct
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
+from tests.crash.wire import pub
+from tests.interop.server.conftest import Brokers
 from tests.interop.server.http.http_cases import Client
 
 from martlet.testing import BrokerProcess
@@ -23,16 +21,9 @@ WIDTH = 1.02
 """The error that a percentile may have."""
 
 
-@pytest.fixture(
-    params=[
-        BrokerProcess,
-        pytest.param(NsqdProcess, marks=NEEDS_NSQD),
-    ],
-    ids=["martlet", "nsqd"],
-)
-def broker(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    with request.param(None, *FLAGS) as process:
-        yield process
+@pytest.fixture
+def broker(start: Brokers) -> BrokerProcess:
+    return start(*FLAGS)
 
 
 def get(broker: BrokerProcess, target: str) -> str:
@@ -40,24 +31,28 @@ def get(broker: BrokerProcess, target: str) -> str:
         return str(answer.read().decode())
 
 
-def the_topic(broker: BrokerProcess) -> dict[str, Any]:
-    (topic,) = json.loads(get(broker, "/stats?format=json&topic=t"))["topics"]
-    report: dict[str, Any] = topic
-    return report
+def report_of(broker: BrokerProcess, topic: str) -> dict[str, Any]:
+    (report,) = json.loads(get(broker, f"/stats?format=json&topic={topic}"))["topics"]
+    return dict(report)
 
 
 def client_of(broker: BrokerProcess) -> Client:
     return Client(int(broker.tcp_address.rpartition(":")[2]), "c")
 
 
-def test_percentiles_grow_with_the_time_that_messages_are_held(broker: BrokerProcess) -> None:
-    with closing(client_of(broker)) as client:
+def test_percentiles_grow_with_the_time_that_messages_are_held(
+    broker: BrokerProcess, topic: str
+) -> None:
+    with client_of(broker) as client:
         began_ns = time.monotonic_ns()
-        assert client.ask(b"SUB t c\n") == b"OK"
+        assert client.ask(f"SUB {topic} c\n".encode()) == b"OK"
         nothing = [{"quantile": level, "value": 0} for level in (1.0, 0.99)]
-        assert the_topic(broker)["e2e_processing_latency"] == {"count": 0, "percentiles": nothing}
+        assert report_of(broker, topic)["e2e_processing_latency"] == {
+            "count": 0,
+            "percentiles": nothing,
+        }
         for _ in range(5):
-            assert client.ask(b"PUB t\n" + struct.pack(">I", 3) + b"abc") == b"OK"
+            assert client.ask(pub(topic, b"abc")) == b"OK"
         client.send(b"RDY 10\n")
         ids = [client.receive()[10:26] for _ in range(5)]
         client.send(b"".join(b"FIN " + id + b"\n" for id in ids[:3]))
@@ -67,32 +62,32 @@ def test_percentiles_grow_with_the_time_that_messages_are_held(broker: BrokerPro
         client.send(b"FIN " + ids[3] + b"\nFIN " + ids[4] + b"\n")
         assert client.ask(b"CLS\n") == b"CLOSE_WAIT"  # what was sent before is done
         max_ns = time.monotonic_ns() - began_ns
-        topic = the_topic(broker)
-        latency = topic["e2e_processing_latency"]
-        assert topic["channels"][0]["e2e_processing_latency"] == latency
+        report = report_of(broker, topic)
+        latency = report["e2e_processing_latency"]
+        assert report["channels"][0]["e2e_processing_latency"] == latency
         assert latency["count"] == 5
         assert [percentile["quantile"] for percentile in latency["percentiles"]] == [1, 0.99]
         for percentile in latency["percentiles"]:
             assert HELD_S * 1e9 / WIDTH <= percentile["value"] <= max_ns * WIDTH
-        text = get(broker, "/stats?include_mem=false&topic=t")
+        text = get(broker, f"/stats?include_mem=false&topic={topic}")
         shown = r" e2e%: \d+\.\d(ms|s), \d+\.\d(ms|s)\n"
         assert len(re.findall(shown, text)) == 2, text
 
 
-def test_a_topic_without_a_channel_has_no_latency(broker: BrokerProcess) -> None:
-    with closing(client_of(broker)) as client:
-        assert client.ask(b"PUB t\n" + struct.pack(">I", 3) + b"abc") == b"OK"
-    assert the_topic(broker)["e2e_processing_latency"] == {"count": 0, "percentiles": None}
+def test_a_topic_without_a_channel_has_no_latency(broker: BrokerProcess, topic: str) -> None:
+    with client_of(broker) as client:
+        assert client.ask(pub(topic, b"abc")) == b"OK"
+    assert report_of(broker, topic)["e2e_processing_latency"] == {"count": 0, "percentiles": None}
 
 
-@pytest.mark.parametrize("broker", [BrokerProcess], indirect=True)
-def test_latency_is_measured_again_after_a_restart(broker: BrokerProcess) -> None:
+def test_latency_is_measured_again_after_a_restart(start_martlet: Brokers, topic: str) -> None:
+    broker = start_martlet(*FLAGS)
     for _ in range(2):
-        with closing(client_of(broker)) as client:
-            assert client.ask(b"SUB t c\n") == b"OK"
-            assert client.ask(b"PUB t\n" + struct.pack(">I", 3) + b"abc") == b"OK"
+        with client_of(broker) as client:
+            assert client.ask(f"SUB {topic} c\n".encode()) == b"OK"
+            assert client.ask(pub(topic, b"abc")) == b"OK"
             client.send(b"RDY 1\n")
             client.send(b"FIN " + client.receive()[10:26] + b"\n")
             assert client.ask(b"CLS\n") == b"CLOSE_WAIT"
-        assert the_topic(broker)["e2e_processing_latency"]["count"] == 1
+        assert report_of(broker, topic)["e2e_processing_latency"]["count"] == 1
         broker.restart()

@@ -6,12 +6,12 @@ import platform
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.crash.wire import Wire, dpub, http, mpub, until
+from tests.crash.wire import Wire, dpub, http, mpub
 
 from martlet import __version__
 from martlet.server.observability.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
@@ -53,6 +53,21 @@ async def scrape(broker: Broker) -> Scrape:
     return Scrape((await http(broker.http_address, "/metrics")).decode())
 
 
+async def scraped(broker: Broker, holds: Callable[[Scrape], bool]) -> Scrape:
+    """Scrape until something holds."""
+    async with asyncio.timeout(60):
+        while not holds(metrics := await scrape(broker)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return metrics
+
+
+async def make(broker: Broker, *topics: str) -> None:
+    """Make topics with a channel each."""
+    for topic in topics:
+        await http(broker.http_address, f"/topic/create?topic={topic}", b"")
+        await http(broker.http_address, f"/channel/create?topic={topic}&channel=c", b"")
+
+
 async def test_counters_match_the_actions() -> None:
     async with Broker(msg_timeout_ns=300 * MILLISECOND_NS) as broker:
         producer = await Wire.open(broker.tcp_address)
@@ -66,12 +81,7 @@ async def test_counters_match_the_actions() -> None:
         wire.send(b"RDY 0\n")
         wire.send(b"".join(b"FIN %b\n" % message.id for message in got[:2]))
         wire.send(b"REQ %b 60000\n" % got[2].id)
-
-        async def timed_out() -> bool:
-            return (await scrape(broker)).channel("timed_out_messages_total") == 2
-
-        await until(timed_out)
-        metrics = await scrape(broker)
+        metrics = await scraped(broker, lambda m: m.channel("timed_out_messages_total") == 2)
         assert metrics.of("topic_published_messages_total", topic="t") == 11
         assert metrics.of("topic_published_bytes_total", topic="t") == 45
         assert metrics.of("topic_depth_messages", topic="t") == 0
@@ -95,12 +105,7 @@ async def test_latencies_are_a_histogram_whose_buckets_add_up() -> None:
         await http(broker.http_address, "/pub?topic=t", b"x")
         wire.send(b"RDY 1\n")
         wire.send(b"FIN %b\n" % (await wire.message()).id)
-
-        async def finished() -> bool:
-            return (await scrape(broker)).channel("finished_messages_total") == 1
-
-        await until(finished)
-        metrics = await scrape(broker)
+        metrics = await scraped(broker, lambda m: m.channel("finished_messages_total") == 1)
         name = "channel_publish_to_finish_seconds"
         assert metrics.kinds[f"martlet_{name}"] == "histogram"
         buckets = sorted(metrics.buckets(name, topic="t", channel="c"))
@@ -118,12 +123,8 @@ async def test_latencies_are_a_histogram_whose_buckets_add_up() -> None:
 async def test_the_log_has_metrics_of_flushes_checkpoints_and_files(tmp_path: Path) -> None:
     async with Broker(tmp_path, flush="sync", checkpoint_interval_ns=20 * MILLISECOND_NS) as broker:
         await http(broker.http_address, "/pub?topic=t", b"x" * 1000)
-
-        async def checkpointed() -> bool:
-            return (await scrape(broker)).of("log_checkpoint_duration_seconds_count") > 0
-
-        await until(checkpointed)
-        metrics = await scrape(broker)
+        name = "log_checkpoint_duration_seconds_count"
+        metrics = await scraped(broker, lambda m: m.of(name) > 0)
         assert metrics.of("log_flush_duration_seconds_count") > 0
         assert metrics.of("log_position_bytes") >= 1000
         assert metrics.of("log_durable_position_bytes") >= 1000
@@ -144,8 +145,7 @@ async def test_the_log_has_metrics_of_flushes_checkpoints_and_files(tmp_path: Pa
 async def test_topics_beyond_the_limit_are_added_up() -> None:
     async with Broker(metrics_max_channels=3) as broker:
         for number in range(6):
-            await http(broker.http_address, f"/topic/create?topic=t{number}", b"")
-            await http(broker.http_address, f"/channel/create?topic=t{number}&channel=c", b"")
+            await make(broker, f"t{number}")
             await http(broker.http_address, f"/mpub?topic=t{number}", b"a\n" * (number + 1))
         metrics = await scrape(broker)
         for kinds, count in ((TOPIC_METRICS, 4), (CHANNEL_METRICS, 4)):
@@ -205,20 +205,14 @@ async def test_the_age_of_the_oldest_waiting_message() -> None:
         got = [await wire.message() for _ in range(2)]
         assert (await scrape(broker)).channel(name) == 0, "both are in flight"
         wire.send(b"RDY 0\n" + b"REQ %b 0\n" % got[1].id)
-
-        async def waits_again() -> bool:
-            return (await scrape(broker)).channel(name) >= age_s
-
-        await until(waits_again)
+        await scraped(broker, lambda m: m.channel(name) >= age_s)
         producer.close()
         wire.close()
 
 
 async def test_the_oldest_age_of_channels_beyond_the_limit_is_the_greatest() -> None:
     async with Broker(metrics_max_channels=1) as broker:
-        for name in ("first", "old", "new"):
-            await http(broker.http_address, f"/topic/create?topic={name}", b"")
-            await http(broker.http_address, f"/channel/create?topic={name}&channel=c", b"")
+        await make(broker, "first", "old", "new")
         await http(broker.http_address, "/pub?topic=old", b"x")
         await asyncio.sleep(0.05)
         await http(broker.http_address, "/pub?topic=new", b"x")
@@ -229,20 +223,10 @@ async def test_the_oldest_age_of_channels_beyond_the_limit_is_the_greatest() -> 
 
 async def test_the_lag_of_the_event_loop_and_the_versions() -> None:
     async with Broker() as broker:
-
-        async def measured() -> bool:
-            return (await scrape(broker)).of("event_loop_lag_seconds_count") > 0
-
-        await until(measured)
-        before = await scrape(broker)
+        name = "event_loop_lag_seconds_count"
+        before = await scraped(broker, lambda m: m.of(name) > 0)
         time.sleep(0.3)  # noqa: ASYNC251, the loop stands still
-        count = before.of("event_loop_lag_seconds_count")
-
-        async def measured_again() -> bool:
-            return (await scrape(broker)).of("event_loop_lag_seconds_count") > count
-
-        await until(measured_again)
-        metrics = await scrape(broker)
+        metrics = await scraped(broker, lambda m: m.of(name) > before.of(name))
         assert metrics.kinds["martlet_event_loop_lag_seconds"] == "histogram"
         lag_s = metrics.of("event_loop_lag_seconds_sum") - before.of("event_loop_lag_seconds_sum")
         assert lag_s >= 0.15

@@ -134,11 +134,13 @@ async def act(broker: BrokerProcess) -> Wire:
     return wire
 
 
-async def received(kind: type[BrokerProcess], folder: Path, *more: str) -> Receiver:
+async def received(
+    kind: type[BrokerProcess], folder: Path, *more: str, last: str = LAST
+) -> Receiver:
     async with receiver() as (statsd, address):
         with kind(folder, *SETTINGS, address, *more) as broker:
             wire = await act(broker)
-            await statsd.again(LAST, 2)
+            await statsd.again(last, 2)
             wire.close()
         return statsd
 
@@ -163,12 +165,9 @@ async def test_statsd_gets_the_same_lines_as_from_nsqd(tmp_path: Path) -> None:
 
 
 async def test_ephemeral_topics_and_memory_may_be_left_out(tmp_path: Path) -> None:
-    async with receiver() as (statsd, address):
-        off = ("--statsd-exclude-ephemeral", "--statsd-mem-stats=false")
-        with BrokerProcess(tmp_path, *SETTINGS, OFTEN, address, *off) as broker:
-            wire = await act(broker)
-            await statsd.again("topic.t.channel.c.clients", 2)
-            wire.close()
+    off = ("--statsd-exclude-ephemeral", "--statsd-mem-stats=false")
+    last = "topic.t.channel.c.clients"
+    statsd = await received(BrokerProcess, tmp_path, OFTEN, *off, last=last)
     assert totals(statsd) == AFTER_THE_ACTIONS
     assert memory(statsd) == {}
 

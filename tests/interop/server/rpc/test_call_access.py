@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,10 +19,12 @@ from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
 from tests.interop.operator_routes import other_address
+from tests.interop.server.conftest import tls_of, trusting
 
 from martlet.schema import access as declared_access
 from martlet.schema.access import CallerClass
 from martlet.testing import Broker
+from martlet.text import MILLISECOND_NS
 
 CALLS = {
     **declared_access.CALLS,
@@ -98,6 +100,17 @@ async def spliced(broker: Broker, *, is_vouched_for: bool) -> AsyncIterator[sock
     yield ours
 
 
+@asynccontextmanager
+async def client_of(secret: str = "", **options: Any) -> AsyncIterator[Caller]:
+    """A client of a broker with these options."""
+    async with (
+        Broker(**options) as broker,
+        # Of a socket, the broker tells no address.
+        caller(options.get("tcp_address") or broker.tcp_address, secret) as client,
+    ):
+        yield client
+
+
 @pytest.mark.parametrize("secret", SECRETS)
 async def test_under_auth_nobody_is_an_operator_over_tcp_and_permissions_count(
     secret: str, auth: AuthServer, tmp_path: Path
@@ -110,28 +123,14 @@ async def test_under_auth_nobody_is_an_operator_over_tcp_and_permissions_count(
             assert await classes_of(client) == SECRETS[secret][1]
 
 
-async def test_without_auth_clients_of_this_machine_are_operators(tmp_path: Path) -> None:
-    async with Broker() as broker, caller(broker.tcp_address) as client:
-        assert await classes_of(client) == ALL
-    path = tmp_path / "tcp"
-    async with Broker(tcp_address=str(path)), caller(str(path)) as client:
-        assert await classes_of(client) == ALL
-
-
-async def test_where_there_are_tokens_nobody_is_an_operator_without_one(
-    token_file: str, tmp_path: Path
+@pytest.mark.parametrize("has_tokens", [False, True])
+async def test_clients_of_this_machine_are_operators_unless_there_are_tokens(
+    has_tokens: bool, token_file: str, tmp_path: Path
 ) -> None:
-    async with (
-        Broker(operator_token_file=token_file) as broker,
-        caller(broker.tcp_address) as client,
-    ):
-        assert await classes_of(client) == CLIENTS
-    path = tmp_path / "tcp"
-    async with (
-        Broker(operator_token_file=token_file, tcp_address=str(path)),
-        caller(str(path)) as client,
-    ):
-        assert await classes_of(client) == CLIENTS
+    tokens = {"operator_token_file": token_file} if has_tokens else {}
+    for where in ({}, {"tcp_address": str(tmp_path / "tcp")}):
+        async with client_of(**tokens, **where) as client:
+            assert await classes_of(client) == (CLIENTS if has_tokens else ALL)
 
 
 async def test_clients_from_elsewhere_are_no_operators() -> None:
@@ -164,20 +163,15 @@ async def test_of_a_standbys_client_only_the_standby_knows_what_it_is(
 async def test_a_verified_certificate_is_an_operators_wherever_its_client_is(
     policy: str, expected: set[CallerClass], certificates: Certificates
 ) -> None:
-    context = ssl.create_default_context(cafile=str(certificates.authority))
-    if policy:
-        context.load_cert_chain(certificates.client, certificates.client_key)
-    async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            Broker(
-                tls_cert=str(certificates.certificate),
-                tls_key=str(certificates.key),
-                tls_root_ca_file=str(certificates.authority),
-                tls_client_auth_policy=policy,
-            )
-        )
-        sock = await stack.enter_async_context(spliced(broker, is_vouched_for=False))
-        client = await stack.enter_async_context(caller(sock, tls=context))
+    context = trusting(certificates, "client" if policy else "")
+    authority = str(certificates.authority)
+    async with (
+        Broker(
+            **tls_of(certificates), tls_root_ca_file=authority, tls_client_auth_policy=policy
+        ) as broker,
+        spliced(broker, is_vouched_for=False) as sock,
+        caller(sock, tls=context) as client,
+    ):
         assert await classes_of(client) == expected
 
 
@@ -186,12 +180,10 @@ async def test_a_verified_certificate_is_an_operators_wherever_its_client_is(
 async def test_by_old_tls_nobody_is_an_operator(
     version: ssl.TLSVersion, certificates: Certificates
 ) -> None:
-    old = ssl.create_default_context(cafile=str(certificates.authority))
+    old = trusting(certificates)
     old.set_ciphers("DEFAULT:@SECLEVEL=0")
     old.minimum_version = old.maximum_version = version
-    async with Broker(
-        tls_cert=str(certificates.certificate), tls_key=str(certificates.key)
-    ) as broker:
+    async with Broker(**tls_of(certificates)) as broker:
         async with caller(broker.tcp_address, tls=old) as client:
             assert await classes_of(client) == CLIENTS
         async with spliced(broker, is_vouched_for=True) as sock, caller(sock, tls=old) as client:
@@ -226,10 +218,7 @@ async def test_over_http_operators_make_every_call_and_nobody_else_any(token_fil
 
 
 async def test_the_refusal_says_how_an_operator_makes_the_call(token_file: str) -> None:
-    async with (
-        Broker(operator_token_file=token_file) as broker,
-        caller(broker.tcp_address) as client,
-    ):
+    async with client_of(operator_token_file=token_file) as client:
         error = (await client.call("topic.configure", topic="t", policy={}))["error"]
     assert error == {
         "code": "FORBIDDEN",
@@ -306,13 +295,41 @@ async def test_a_consumer_publishes_nothing_by_a_dead_letter_topic_of_its_choice
 async def test_under_auth_a_call_without_a_good_name_is_refused_for_that(
     topic: object, secret: str, auth: AuthServer
 ) -> None:
-    async with (
-        Broker(auth_http_addresses=(auth.address,)) as broker,
-        caller(broker.tcp_address, secret) as client,
-    ):
+    async with client_of(secret, auth_http_addresses=(auth.address,)) as client:
         for method, access in CALLS.items():
             if access.callers in (CallerClass.READERS, CallerClass.CONSUMERS):
                 answer = await client.call(method, topic=topic)
                 assert answer["error"]["code"] in ("MISSING_ARGUMENT", "BAD_ARGUMENT", "BAD_NAME")
                 if secret != "all":  # Else the method says what it misses first.
                     assert "topic" in answer["error"]["text"]
+
+
+async def test_nothing_can_be_called_before_auth(auth: AuthServer) -> None:
+    async with client_of(auth_http_addresses=(auth.address,)) as stranger:
+        for method in ("transaction.list", "transaction.checks", "topic.describe"):
+            answer = await stranger.call(method, group="g")
+            assert answer["error"]["code"] == "FORBIDDEN"
+
+
+async def test_a_transaction_is_visible_to_clients_that_may_publish_its_messages(
+    auth: AuthServer,
+) -> None:
+    broker = Broker(auth_http_addresses=(auth.address,), transaction_check_after_ns=MILLISECOND_NS)
+    async with (
+        broker,
+        caller(broker.tcp_address, "all") as boss,
+        caller(broker.tcp_address, "elsewhere") as clerk,
+    ):
+        for id, topic in (("a", "orders"), ("b", "mails")):
+            begin = {"begin": {"group": "g"}}
+            assert (await boss.send(topic, transaction=id, branch="b", number=0, **begin))[
+                "status"
+            ] == "OK"
+        for method in ("prepare", "commit", "rollback"):
+            refused = await clerk.call(f"transaction.{method}", id="a")
+            assert refused["error"]["code"] == "FORBIDDEN"
+        asked = await clerk.call("transaction.checks", group="g")
+        assert [each["id"] for each in asked["transactions"]] == ["b"]
+        assert not (await clerk.call("transaction.checks", group="g", wait_ms=50))["transactions"]
+        asked = await boss.call("transaction.checks", group="g")
+        assert [(each["id"], each["checks"]) for each in asked["transactions"]] == [("a", 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -16,12 +16,21 @@ from tests.unit.broker.core import SEGMENT_BYTES, Core
 
 from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    Header,
+    frame_ends,
+    payload,
+    read_record,
+)
 from martlet.options import BrokerOptions
 from martlet.server.data_folder import open_folder
 from martlet.server.http.log_api import CopiedState, LogApi, standby_routes
 from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
 from martlet.server.listening_socket import listen, shown
+
+ID_BYTES = 16
 
 
 class Pair:
@@ -123,18 +132,44 @@ class HttpReader:
         self._session = session
 
     async def get(self, path: str, **arguments: object) -> tuple[int, bytes]:
-        params = {name: str(value) for name, value in arguments.items()}
-        async with self._session.get(f"http://{self.address}{path}", params=params) as answer:
-            return answer.status, await answer.read()
+        return await self._ask("GET", path, arguments)
 
     async def json(self, path: str, **arguments: object) -> Any:
         status, body = await self.get(path, **arguments)
         assert status == 200, body
         return json.loads(body)
 
-    async def post(self, path: str, data: bytes) -> tuple[int, bytes]:
-        async with self._session.post(f"http://{self.address}{path}", data=data) as answer:
+    async def post(self, path: str, data: bytes = b"", **arguments: object) -> tuple[int, bytes]:
+        return await self._ask("POST", path, arguments, data=data)
+
+    async def _ask(
+        self, method: str, path: str, arguments: dict[str, object], **more: Any
+    ) -> tuple[int, bytes]:
+        url = f"http://{self.address}{path}"
+        params = {name: str(value) for name, value in arguments.items()}
+        async with self._session.request(method, url, params=params, **more) as answer:
             return answer.status, await answer.read()
+
+
+def records_of(data: bytes) -> Iterator[tuple[Header, memoryview]]:
+    """The records of an answer, each of which must verify."""
+    at = 0
+    while at < len(data):
+        header, record = read_record(data, at, int.from_bytes(data[at + 16 : at + 24], "little"))
+        yield header, record
+        at += header.length
+
+
+def messages_of(data: bytes) -> dict[int, bytes]:
+    """By offset: the id and the body of each message of some records."""
+    messages: dict[int, bytes] = {}
+    for header, record in records_of(data):
+        begin, frames = 0, payload(header, record)
+        for number, end in enumerate(frame_ends(header, record).tolist()):
+            message = frames[begin + FRAME_HEADER_BYTES - ID_BYTES : end]
+            messages[header.first_offset + number] = bytes(message)
+            begin = end
+    return messages
 
 
 @asynccontextmanager

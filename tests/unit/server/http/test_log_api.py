@@ -8,10 +8,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.unit.server.http.standby_reader import HttpReader, Pair, serving
+from tests.unit.server.http.standby_reader import HttpReader, Pair, messages_of, serving
 
 from martlet.log.copy import open_copy
-from martlet.log.record import FRAME_HEADER_BYTES, frame_ends, payload, read_record
 
 Queue = tuple[str, int]
 Range = tuple[int, int, dict[int, bytes]]
@@ -251,24 +250,6 @@ async def test_a_topic_made_anew_is_another_one(pair: Pair) -> None:
         assert (status, b"TOPIC_MADE_ANEW" in body) == (404, True)
         status, body = await standby.get("/log/index", topic="t", queue=1, start=0, end=1)
         assert (status, b"QUEUE_NOT_FOUND" in body) == (404, True)
-
-
-def messages_of(records: bytes) -> dict[int, bytes]:
-    """By offset: the id and the body of each message in some records, which must verify."""
-    messages: dict[int, bytes] = {}
-    at = 0
-    while at < len(records):
-        header, record = read_record(
-            records, at, int.from_bytes(records[at + 16 : at + 24], "little")
-        )
-        begin, data = 0, payload(header, record)
-        for number, end in enumerate(frame_ends(header, record).tolist()):
-            messages[header.first_offset + number] = bytes(
-                data[begin + FRAME_HEADER_BYTES - 16 : end]
-            )
-            begin = end
-        at += header.length
-    return messages
 
 
 async def ends_of(reader: HttpReader) -> dict[Queue, int]:
