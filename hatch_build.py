@@ -32,9 +32,11 @@ def build(root: Path) -> str:
         return "it is written for Linux"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     flags = shlex.split(os.environ.get("CFLAGS", ""))
-    include = f"-I{sysconfig.get_path('include')}"
+    folder = Path(sysconfig.get_path("include"))
+    # Debian's pyconfig.h includes another one by its path from there.
+    include = [f"-I{folder}", "-idirafter", str(folder.parent)]
     beside = root / f"{LIBRARY}.new"
-    command = [*compiler, *_FLAGS, *flags, include, str(root / SOURCE), "-o", str(beside)]
+    command = [*compiler, *_FLAGS, *flags, *include, str(root / SOURCE), "-o", str(beside)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
