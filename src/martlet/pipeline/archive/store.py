@@ -70,10 +70,11 @@ class Store:
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; return None if it does not exist."""
-        present = [one for one in (name, name + _NEW) if not self.missing([one])]
-        if not present:
+        names = (name, name + _NEW) if self._renames else (name,)
+        present = next((one for one in names if not self.missing([one])), None)
+        if present is None:
             return None
-        with self.system.open_input_stream(self.path(present[0])) as file:
+        with self.system.open_input_stream(self.path(present)) as file:
             content: bytes = file.read()
         return content
 
