@@ -28,6 +28,7 @@ from martlet.pipeline.archive.partition import (
 from martlet.pipeline.archive.position import Manifest, Written
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
+from martlet.spark.read.decode import gathered
 from martlet.spark.read.offsets import Span
 
 ROW_GROUP_BYTES = 64 << 20
@@ -69,16 +70,7 @@ class Writing:
 
 def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Gather batches up to the size of a row group."""
-    gathered: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        gathered.append(batch)
-        size += batch.nbytes
-        if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield pa.Table.from_batches(gathered)
+    return map(pa.Table.from_batches, gathered(batches, ROW_GROUP_BYTES))
 
 
 def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWriter:

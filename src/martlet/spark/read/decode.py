@@ -14,7 +14,7 @@ columns at fixed distances from the frames' starts, or they are constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,6 +109,20 @@ def chunk_of(
         if crc32c(view[start + 8 : start + length]) != crc:
             raise BadRecord(f"position {position}: the checksum does not fit")
     return LogChunk(pa.py_buffer(view), starts, headers)
+
+
+def gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+    """Gather consecutive batches until they have that size; the last ones may have less."""
+    some: list[pa.RecordBatch] = []
+    some_bytes = 0
+    for batch in batches:
+        some.append(batch)
+        some_bytes += batch.nbytes
+        if some_bytes >= size_bytes:
+            yield some
+            some, some_bytes = [], 0
+    if some:
+        yield some
 
 
 def headers_at(data: memoryview, starts: Int64s) -> npt.NDArray[Any]:

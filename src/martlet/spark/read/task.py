@@ -17,7 +17,7 @@ import functools
 import gc
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from martlet.spark.brokers.endpoint import (
 )
 from martlet.spark.read.batch_view import overview
 from martlet.spark.read.data_loss import LossReport
-from martlet.spark.read.decode import Columns, Int64s, LogChunk, chunk_of
+from martlet.spark.read.decode import Columns, Int64s, LogChunk, chunk_of, gathered
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 from martlet.spark.read.split import Split, Task
 
@@ -59,24 +59,12 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     endpoint = Endpoint(nearest.address, first.timeout_ms, first.tls, addresses, first.token)
     try:
         batches = (_read_split(split, schema, endpoint, files) for split in task.splits)
-        yield from _joined(itertools.chain.from_iterable(batches))
+        # Small batches are joined: each costs Java as much as a thousand rows.
+        for small in gathered(itertools.chain.from_iterable(batches), _SMALL_BYTES):
+            yield small[0] if len(small) == 1 else pa.concat_batches(small)
     finally:
         endpoint.close()
         _spare_collector()
-
-
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches: each costs Java as much as a thousand rows."""
-    small: list[pa.RecordBatch] = []
-    small_bytes = 0
-    for batch in batches:
-        small.append(batch)
-        small_bytes += batch.nbytes
-        if small_bytes >= _SMALL_BYTES:
-            yield small[0] if len(small) == 1 else pa.concat_batches(small)
-            small, small_bytes = [], 0
-    if small:
-        yield small[0] if len(small) == 1 else pa.concat_batches(small)
 
 
 def _read_split(
