@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 
@@ -11,7 +12,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
 
 
-class MessageLife:
+class MessageLife(ABC):
     """A life by steps: a subclass has more of them, `check` and `drain`."""
 
     def __init__(self, seed: int, *, sync: bool) -> None:
@@ -36,8 +37,8 @@ class MessageLife:
             if receipt.position and (not self.sync or receipt.position <= log.durable_position):
                 self.promised.add(body)
 
-    def drain(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def drain(self) -> None: ...
 
     def body(self) -> bytes:
         self.count += 1

@@ -5,19 +5,21 @@ go: each message comes once, and an absent broker delays no other.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from tests.interop.lookup_process import LookupProcess
+from tests.spark import publish as kit
 from tests.spark.publish import ask, post, publish
 
 from martlet.testing import BrokerProcess
+
+wait_for = partial(kit.wait_for, timeout_s=120)
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -65,17 +67,6 @@ def town(tmp_path: Path) -> Iterator[Town]:
     finally:
         for process in (*town.brokers, town.lookup):
             process.close()
-
-
-def wait_for(
-    condition: Callable[[], bool], query: StreamingQuery | None = None, timeout_s: float = 120
-) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        error = query.exception() if query is not None else None
-        assert error is None, error
-        assert time.monotonic() < deadline_s, query and query.lastProgress
-        time.sleep(0.05)
 
 
 def groups(broker: BrokerProcess) -> dict[str, int]:

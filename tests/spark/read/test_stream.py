@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests import brokers
-from tests.spark.publish import ask, key_of, post, publish
+from tests.spark.publish import ask, key_of, post, publish, wait_for
 
 from martlet.testing import BrokerProcess
 
@@ -234,12 +233,3 @@ def test_a_group_makes_the_broker_keep_unread_messages(job: Job) -> None:
         Exception, match=r"(?s)data loss by retention.*offset 121 is wanted.*retain"
     ):
         query.awaitTermination(60)
-
-
-def wait_for(condition, query: StreamingQuery, timeout_s: float = 200) -> None:  # type: ignore[no-untyped-def]
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        error = query.exception()
-        assert error is None, error
-        assert time.monotonic() < deadline_s, query.lastProgress
-        time.sleep(0.05)
