@@ -34,7 +34,7 @@ BUDGETS = {
         "schema": 2168,
         "server": 18620,
         "spark": 5579,
-        "supervisor": 741,
+        "supervisor": 755,
         "testing": 1087,
     },
     "tests": {

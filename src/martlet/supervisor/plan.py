@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,6 +172,10 @@ def _logged(options: UpOptions, config: str) -> list[str]:
     ]
 
 
+_PORTS = range(61_000, 65_536)
+"""Where any will do: above those that Linux gives to outgoing connections by default."""
+
+
 class _Ports(ExitStack):
     """Chooses ports where any will do, no two the same, and holds them until the exit."""
 
@@ -184,9 +189,18 @@ class _Ports(ExitStack):
             sock = self.enter_context(socket.socket(family))
             # As the server does, so that ports in TIME_WAIT can be bound.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, 0))
-            port = sock.getsockname()[1]
+            port = _bind_to_any(sock, host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bind_to_any(sock: socket.socket, host: str) -> int:
+    """Bind to a port that no outgoing connection takes before the server starts. Raises OSError."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with suppress(OSError):
+            sock.bind((host, port))
+            return port
+    sock.bind((host, 0))  # It is the host that is wrong, or these ports are all taken.
+    return int(sock.getsockname()[1])
 
 
 def _registered(options: UpOptions, brokers: Sequence[Planned]) -> list[str]:
