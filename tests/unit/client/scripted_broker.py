@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from martlet.testing.ports import free_port
+
 WITH_BODY = {"IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SEND"}
 
 
@@ -147,7 +149,7 @@ class ScriptedBroker:
         self._news = asyncio.Condition()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self.port = free_port()  # It listens there again after ``go_away``.
 
     async def __aenter__(self) -> ScriptedBroker:
         await self.listen()
@@ -164,7 +166,6 @@ class ScriptedBroker:
     async def listen(self) -> None:
         """Listen, again on the same port after ``go_away``."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def go_away(self) -> None:
         """Hang up everywhere and listen no more."""

@@ -90,8 +90,7 @@ def test_no_two_ports_are_the_same_however_many_replicas_there_are() -> None:
 
 def test_any_free_ports_are_all_different_and_no_outgoing_connections_get_them() -> None:
     anywhere = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
-    options = UpOptions(workers=4, **anywhere)  # type: ignore[arg-type]
-    brokers = plan(options, ()).brokers
+    brokers = plan(UpOptions(workers=4, **anywhere), ()).brokers  # type: ignore[arg-type]
     ports = {int(a.rpartition(":")[2]) for b in brokers for a in (b.tcp_address, b.http_address)}
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     assert (len(ports), min(ports) > int(outgoing.split()[1])) == (8, True)
