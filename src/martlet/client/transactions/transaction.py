@@ -509,6 +509,7 @@ class Transaction:
         if self._ended:
             raise TransactionEnded(self.id, self._ended)
         self._check_not_committing()
+        before = self._error
         self._fail([], TransactionEnded(self.id, "rolled-back"))
         if self._pump is not None and not self._pump.done():
             await asyncio.wait([self._pump])
@@ -518,6 +519,7 @@ class Transaction:
             except TransactionRefused as error:
                 # Nothing of it reached the broker, or it was rolled back long ago.
                 if error.code != "NOT_FOUND":
+                    self._error = before  # So commit() may be called, which tells the outcome.
                     raise
         self._ended = "rolled-back"
 
