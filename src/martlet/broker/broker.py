@@ -85,6 +85,7 @@ class Unconfirmed(NamedTuple):
     topic: Retained
     first: int
     end: int
+    """As `first` where this is no batch, but the end of what is held."""
     deferred: bool
 
 
@@ -359,7 +360,7 @@ class BrokerCore:
             topic.refused_count += 1
             raise
         self.stored_count += 1
-        if self.unconfirmed is None:
+        if self.unconfirmed is None and topic.held_from is None:
             topic.stored_lone(queue.end_offset - 1, frame)
         else:
             self.stored(topic, queue.end_offset - 1, False)
@@ -394,6 +395,14 @@ class BrokerCore:
         else:
             self.unconfirmed.append(Unconfirmed(self.log.position, topic, first, end, deferred))
 
+    def show_held(self, topic: Topic) -> None:
+        """Show readers the held messages of a topic, once the log up to here is confirmed."""
+        if self.unconfirmed is None:
+            topic.release()
+        else:
+            end = topic.queue.end_offset
+            self.unconfirmed.append(Unconfirmed(self.log.position, topic, end, end, False))
+
     def await_confirmation(self, confirmed_position: int) -> None:
         """Show nothing that is stored from now on before `confirm` is called for it. Clients may
         come only when it is called for the end of the log, which has what older epochs left.
@@ -421,8 +430,13 @@ class BrokerCore:
         self.confirmed_position = position
         while waiting and waiting[0].position <= position:
             _, topic, first, end, deferred = waiting.popleft()
-            if self.by_id.get(topic.id) is topic:
+            if self.by_id.get(topic.id) is not topic:
+                continue
+            if first < end:
                 topic.stored(first, end, deferred)
+            else:
+                self.queues[topic.id].release()
+                self.transactions.on_large_committed()
         while self._retired and self._retired[0][0] <= position:
             for segment in self._retired.popleft()[1]:
                 self.log.remove(segment)

@@ -125,13 +125,13 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
     X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(brief) X(by_offset)           \
     X(channel) X(channel_filter) X(client) X(consumer) X(cursor) X(decoder) X(delivery)            \
     X(dirty) X(due) X(end_offset) X(epoch) X(failed) X(fd) X(finish_count) X(finishes) X(floor)    \
-    X(get_write_buffer_size) X(grant_one) X(has_received) X(id_base) X(in_flight_count)            \
-    X(input) X(is_ready) X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next)  \
-    X(note) X(number) X(offset_of) X(order) X(output) X(own) X(paused) X(paused_at) X(pending)     \
-    X(position) X(pump) X(queue) X(rate_limit) X(ready_count) X(recorder) X(release_one)           \
-    X(replies) X(sample_rate) X(several) X(state) X(stored) X(stored_at_ns) X(stored_count)        \
-    X(stored_lone) X(subscription) X(topic) X(topics) X(transport) X(unconfirmed)                  \
-    X(visible_end) X(waits) X(window) X(write) X(written)
+    X(get_write_buffer_size) X(grant_one) X(has_received) X(held_from) X(id_base)                  \
+    X(in_flight_count) X(input) X(is_ready) X(log) X(max_lone) X(message_count)                    \
+    X(message_counters) X(moved) X(next) X(note) X(number) X(offset_of) X(order) X(output) X(own)  \
+    X(paused) X(paused_at) X(pending) X(position) X(pump) X(queue) X(rate_limit) X(ready_count)    \
+    X(recorder) X(release_one) X(replies) X(sample_rate) X(several) X(state) X(stored)             \
+    X(stored_at_ns) X(stored_count) X(stored_lone) X(subscription) X(topic) X(topics) X(transport) \
+    X(unconfirmed) X(visible_end) X(waits) X(window) X(write) X(written)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
@@ -332,7 +332,7 @@ static int store(Call *call, const Lone *lones, int count)
         return PyErr_Occurred() ? -1 : 0; /* what Python did since has replaced it */
     ONLY_IF(topic, several, Py_False); ONLY_IF(topic, bounded, Py_False);
     GET(queue, topic, queue); ONLY_IF(queue, batch, Py_None);
-    ONLY_IF(broker, unconfirmed, Py_None);
+    ONLY_IF(broker, unconfirmed, Py_None); ONLY_IF(topic, held_from, Py_None);
     GET(log, broker, log); ONLY_IF(log, failed, Py_None);
     GET(segment, log, _current); ONLY_OF(segment, SEGMENT);
     INT(position, log, position); INT(limit, log, _end); INT(base, segment, base);

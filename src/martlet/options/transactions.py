@@ -61,12 +61,13 @@ class TransactionOptions(Options):
         limits=(1, 10**6),
     )
     max_transaction_bytes: Size = option(
-        256 * MIB,
-        "maximum bytes of one transaction, whose messages become visible at once",
-        limits=(1, 2**31),
+        0,
+        "maximum bytes of one transaction, whose messages become visible at once; 0 for no limit"
+        " but the disk's",
+        limits=(0, 2**62),
     )
     max_transaction_sends: int = option(
-        10_000,
+        100_000,
         "maximum commands that add messages to one transaction, each one or many",
         limits=(1, 10**6),
     )

@@ -17,7 +17,7 @@ from martlet.schema.kinds import MAX_NUMBER, Position, Size
 from martlet.schema.operation import OperationAnswer, OperationRequest, operation
 from martlet.schema.read import Refusal
 
-OpenState = Literal["open", "silent", "prepared", "in-doubt", "set-aside"]
+OpenState = Literal["open", "silent", "prepared", "in-doubt", "set-aside", "committing"]
 OPEN_STATES: tuple[OpenState, ...] = get_args(OpenState)
 GroupName = Annotated[str, Meta(max_length=1024)]
 TransactionId = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -97,7 +97,8 @@ class TransactionSummary(OperationAnswer, kw_only=True):
 
     Attributes:
         group: the producers that the broker asks about it; empty for none.
-        state: ``open``, ``silent``, ``prepared``, ``in-doubt``, or ``set-aside`` for an operator.
+        state: ``open``, ``silent``, ``prepared``, ``in-doubt``, ``set-aside`` for an operator, or
+            ``committing`` for a large one whose commit is under way.
         begun_at_ms: when it was begun, in milliseconds since 1970.
         topics: the number of messages by topic.
         branches: the number of messages by sender.

@@ -106,6 +106,7 @@ class GroupCommit:
         self.answers_flushed = self._sync and not answers_confirmed
         """Whether a reply waits for nothing but this broker's flush."""
         self.flusher = Flusher(broker, log, self._became_durable)
+        broker.transactions.on_unflushed = self.flush_if_idle
         self.on_log_moved: Callable[[], None] = lambda: None
         """Called when the log has grown in a tick, or has become durable."""
         self.ticks = LoopTicks(self._loop.call_soon, self.end_tick)

@@ -160,6 +160,32 @@ async def test_transactions_are_whole_though_their_broker_is_killed(tmp_path: Pa
     await torture(tmp_path, 2, 1)
 
 
+async def test_a_large_commit_goes_on_though_its_broker_is_killed(tmp_path: Path) -> None:
+    """In steps of 16 MiB, which a kill comes between, or before, or after."""
+    chance = random.Random(3)
+    blocks, body_bytes = 24, 1 << 19
+    names: Counter[bytes] = Counter()
+    with BrokerProcess(tmp_path, *TIGHT) as broker:
+        async with Producer(
+            broker.tcp_address, backoff=Backoff(first_s=0.01, max_s=0.1), timeout_s=60
+        ) as producer:
+            for kill in range(3):
+                transaction = producer.transaction()
+                for number in range(blocks):
+                    pair = [b"%d.%d.%d " % (kill, number, half) for half in (0, 1)]
+                    bodies = [name.ljust(body_bytes, b"x") for name in pair]
+                    await transaction.publish_many("orders", bodies)
+                    names.update(pair)
+                committing = asyncio.create_task(transaction.commit())
+                await asyncio.sleep(chance.random() / 10)
+                broker.kill()
+                await asyncio.to_thread(broker.start)
+                await committing
+        got = await drain(broker.tcp_address, broker.http_address, "orders", "plain")
+        assert names == Counter(message.body.split()[0] + b" " for message in got)
+        assert "lost" not in broker.log()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", ["async", "sync"])

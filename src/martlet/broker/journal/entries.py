@@ -6,7 +6,8 @@ these:
 =============  ========================================================================
 `TOPOLOGY`     JSON, one of `TopologyEntry`: topics and channels
 `TRANSACTION`  JSON, one of `TransactionEntry`: transactions
-`BUNDLE`       JSON, `CommittedEntry` or `SetAsideEntry`, before the batches that are stored with it
+`BUNDLE`       JSON, before the batches that are stored with it: `CommittedEntry`,
+               `CommittingEntry` or `SetAsideEntry`
 `BATCH`        of half messages: the body of its first message is a `HalfBatchEntry`
 `EPOCH`        JSON, a list of [start, end]: the positions behind the last checkpoint that a start
                of the broker has passed over as damaged; empty where there are none
@@ -265,6 +266,21 @@ Series = tuple[str, int]
 """The name of a series, and the transaction's number in it."""
 
 
+class PublishedRange(NamedTuple):
+    """Half messages that a bundle of a large commit has published."""
+
+    first_offset: int
+    """The first batch's, in the topic of half messages."""
+    end_offset: int
+    """The offset behind the last batch's first message."""
+    position: int
+    """The position behind the bundle."""
+
+
+HeldQueues = tuple[tuple[int, int], ...]
+"""Numbers of queues in the log, each with the offset from which on readers wait for a commit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionRecord:
     """A transaction that has not ended (`martlet.broker.transactions.state`)."""
@@ -287,7 +303,12 @@ class TransactionRecord:
     gaps: tuple[str, ...] = ()
     """The branches with lost batches."""
     chosen: Mapping[str, int] | None = None
-    """The branches that it was prepared with, and the message count of each."""
+    """The branches that it was prepared with, or is committed with, and the message count of each.
+    """
+    published: tuple[PublishedRange, ...] = ()
+    """What its commit, which is under way, has published."""
+    held_from: HeldQueues = ()
+    """Where readers wait for its end."""
     branches: Mapping[str, tuple[HalfBatch, ...]]
     """The batches of each branch, in order."""
 
@@ -376,6 +397,26 @@ class SetAsideEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittingEntry:
+    """A large transaction is committed: the batches of the same bundle are some of its messages.
+
+    A restart goes on with the commit, whatever has become of this bundle's neighbours.
+    """
+
+    op: ClassVar = "committing"
+    id: str
+    branches: Mapping[str, int]
+    """The branches that belong to it, and the message count of each."""
+    first_offset: int
+    end_offset: int
+    """The range of these messages, as of a `PublishedRange`."""
+    held_from: HeldQueues
+    """Where readers wait for its end."""
+    topics: tuple[TopicRecord, ...]
+    """Those topics of its batches whose entries a power cut may lose."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedEntry:
     """A transaction was committed: the batches of the same bundle are its messages."""
 
@@ -402,6 +443,7 @@ TransactionEntry = (
     | CheckedEntry
     | RolledBackEntry
     | SetAsideEntry
+    | CommittingEntry
     | CommittedEntry
 )
 

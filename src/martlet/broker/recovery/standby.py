@@ -94,6 +94,9 @@ class StandbyTopic:
         self.name = recovered.record.name
         self.number = recovered.record.queue
         self.queue = recovered.stored_in(log)
+        held_from = state.transactions.held_from(self.id)
+        if held_from is not None:
+            self.queue.visible_end = min(held_from, self.queue.visible_end)
         self._state = state
         self._log = log
 

@@ -23,6 +23,7 @@ from martlet.broker.journal.entries import (
     BegunEntry,
     CheckedEntry,
     CommittedEntry,
+    CommittingEntry,
     HalfBatch,
     HalfBatchEntry,
     PreparedEntry,
@@ -62,6 +63,8 @@ class TransactionJournal:
         """By the digest of the transaction's id, oldest first."""
         self._series: dict[bytes, LastCommit] = {}
         """By the digest of the name, the one whose last commit is oldest first."""
+        self._committing: dict[str, OpenTransaction] = {}
+        """Those of `_open` whose commits are under way."""
         self._seen: set[int] = set()
         """The end positions of the bundles that were read."""
 
@@ -102,8 +105,19 @@ class TransactionJournal:
                 if series is not None:
                     name, number = series
                     self._reached(digest_of(name), LastCommit(number, at_ns, position))
+            case CommittingEntry(id):
+                if (transaction := self._open.get(id)) is not None:
+                    transaction.publish(entry, position)
+                    self._committing[id] = transaction
             case SetAsideEntry(id):
                 self._set_aside(id)
+
+    def held_from(self, queue: int) -> int | None:
+        """Return the offset of a queue, by its number in the log, from which on readers wait for
+        the end of a commit; None for none.
+        """
+        held = [t.held_from[queue] for t in self._committing.values() if queue in t.held_from]
+        return min(held, default=None)
 
     def apply_half(self, entry: HalfBatchEntry, header: Header) -> None:
         """Apply a batch of half messages."""
@@ -145,6 +159,7 @@ class TransactionJournal:
 
     def _ended(self, id: str, outcome: EndedTransaction) -> None:
         self._open.pop(id, None)
+        self._committing.pop(id, None)
         digest = digest_of(id)
         self._outcomes.pop(digest, None)
         self._outcomes[digest] = outcome
@@ -162,6 +177,16 @@ class TransactionJournal:
                 self._open[transaction.id] = transaction
             elif digest in seen:
                 self._outcomes[digest] = seen[digest]
+        self._committing = {
+            id: transaction
+            for id, transaction in self._open.items()
+            if transaction.state is TransactionState.COMMITTING
+        }
+        for transaction in self._committing.values():
+            bundles = [
+                bundle for bundle in transaction.published if self._is_there(bundle.position)
+            ]
+            transaction.published = bundles
 
     def _is_there(self, position: int) -> bool:
         """Whether the bundle that ends at a position exists."""

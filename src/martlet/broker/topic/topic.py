@@ -95,6 +95,10 @@ class Topic(SingleQueueTopic):
         self.refused_count = 0
         """Messages refused because the log was full or had failed."""
         self.policy = TopicPolicy()
+        self.held_from: int | None = None
+        """From here on messages wait for the end of a large commit before readers see them."""
+        self._held: list[tuple[int, int, bool]] = []
+        """Those that are confirmed, as arguments of `stored`."""
         self.awaiting: dict[Waiting, None] = {}
         """The waiting fetches to wake when messages arrive."""
 
@@ -218,6 +222,9 @@ class Topic(SingleQueueTopic):
 
     def stored(self, first: int, end: int, deferred: bool) -> None:
         """Deliver a confirmed batch, the offsets from `first` up to `end`, to the channels."""
+        if self.held_from is not None and first >= self.held_from:
+            self._hold_back(first, end, deferred)
+            return
         assert self.queue.visible_end == first < end <= self.queue.end_offset
         self.queue.visible_end = end
         self.message_count += end - first
@@ -232,6 +239,34 @@ class Topic(SingleQueueTopic):
             waiting.pump()
         if self.bounded:
             self._keep_within_bounds()
+
+    def hold(self, offset: int) -> None:
+        """Show nobody the messages from an offset on, the next one's, before `release`."""
+        assert self.held_from is None and not self._held
+        assert offset == self.queue.end_offset
+        self.held_from = offset
+
+    def hold_stored(self, offset: int) -> None:
+        """Hold messages from an offset on, stored ones included, before any client has come."""
+        queue = self.queue
+        assert self.held_from is None and not self._held
+        self.held_from = min(offset, queue.end_offset)
+        if self.held_from < queue.end_offset:
+            queue.visible_end = self.held_from
+            self._held.append((self.held_from, queue.end_offset, False))
+
+    def _hold_back(self, first: int, end: int, deferred: bool) -> None:
+        held = self._held
+        if held and held[-1][1:] == (first, deferred):
+            first = held.pop()[0]
+        held.append((first, end, deferred))
+
+    def release(self) -> None:
+        """Deliver the held messages."""
+        held, self._held = self._held, []
+        self.held_from = None
+        for first, end, deferred in held:
+            self.stored(first, end, deferred)
 
     def _keep_within_bounds(self) -> None:
         keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.at_queues)))

@@ -24,6 +24,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from martlet.broker.transactions.state import (
+    UNWATCHED,
     OpenTransaction,
     TransactionEvent,
     TransactionLimits,
@@ -74,7 +75,7 @@ class CheckBack:
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Start to watch a transaction after a restart: its producers have time to reconnect."""
-        if transaction.state is not TransactionState.SET_ASIDE:
+        if transaction.state not in UNWATCHED:
             self._examine_after(transaction, transaction.check_after_ns)
 
     def forget(self, transaction: OpenTransaction) -> None:

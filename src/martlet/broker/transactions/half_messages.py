@@ -12,12 +12,13 @@ A commit copies them into batches of their topics. These are written as one bund
 together with the journal entry of the outcome (see `martlet.log.record`). So at no moment
 are only some of them visible: neither after a crash, nor to a consumer, which gets none before all
 are stored. Delayed messages are published to their buckets
-(`martlet.broker.delayed.delayed_messages`), in the same bundle as the others.
+(`martlet.broker.delayed.delayed_messages`), in the same bundle as the others. A large transaction
+takes several bundles (see `martlet.broker.transactions.large_commit`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from martlet.broker.journal.entries import (
     HALF,
     HalfBatch,
     HalfBatchEntry,
+    HeldQueues,
     TopicEntry,
     TopicRecord,
     TransactionEntry,
@@ -38,7 +40,11 @@ from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES, QueueLog
 from martlet.broker.topic.retained import HiddenTopic, Retained
 from martlet.broker.topic.topic import Topic, TopicContext, TopicRegistry
-from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
+from martlet.broker.transactions.state import (
+    OpenTransaction,
+    TransactionState,
+    TransitionRefused,
+)
 from martlet.log.batch import LogBatch, total_bytes
 from martlet.log.index import Index
 from martlet.log.record import (
@@ -70,6 +76,13 @@ class TransactionContext(TopicRegistry, Protocol):
     """The broker's services for transactions."""
 
     delays: DelayedMessages
+
+    @property
+    def visible_position(self) -> int:
+        """The position behind the last record that readers of the log may see."""
+
+    def show_held(self, topic: Topic) -> None:
+        """Show readers the held messages of a topic, once the log up to here is confirmed."""
 
 
 EntryOfTopics = Callable[[tuple[TopicRecord, ...]], TransactionEntry]
@@ -296,25 +309,91 @@ class HalfMessageStore:
         Returns the position behind them. Raises TransitionRefused, LimitReached, WritesRefused, or
         as `BrokerCore.topic`.
         """
-        half = self.topic
-        copies: list[PendingCopy] = []
         try:
-            for batch in batches:
-                assert half is not None
-                stored = half.get(batch.first_offset, transaction.id)
-                queue_topic = self._at_queue(to or batch.topic, batch.queue)
-                copies += (
-                    [PendingCopy(queue_topic, stored)] if to else self._timed(queue_topic, stored)
-                )
+            copies = [copy for batch in batches for copy in self._copies(transaction.id, batch, to)]
             return self._store(copies, entry)
         except BadRecord as error:
-            for name in transaction.branches:
-                transaction.lose(name)
-            raise TransitionRefused(
-                f"messages of transaction {transaction.id!r} are lost: {error}; roll it back",
-                transaction.state,
-                is_incomplete=True,
-            ) from error
+            raise self._incomplete(transaction, error) from error
+
+    def forward_held(
+        self,
+        transaction: OpenTransaction,
+        batches: Sequence[HalfBatch],
+        entry: Callable[[HeldQueues, tuple[TopicRecord, ...]], TransactionEntry],
+    ) -> int:
+        """Publish messages of a large commit, which readers see at its end. Once it is decided,
+        damaged ones are reported and left out. Otherwise as `forward`.
+        """
+        is_decided = transaction.state is TransactionState.COMMITTING
+        context = self._context
+        context.commit()  # What is staged comes before them, and readers see it.
+        copies: list[PendingCopy] = []
+        for batch in batches:
+            try:
+                copies += self._copies(transaction.id, batch)
+            except BadRecord as error:
+                if not is_decided:
+                    raise self._incomplete(transaction, error) from error
+                end = batch.first_offset + batch.message_count
+                context.lost(batch.topic, "(committing)", batch.first_offset, end, str(error))
+        held = {
+            copy.topic: copy.topic.queue.end_offset
+            for copy in copies
+            if isinstance(copy.topic, Topic) and copy.topic.held_from is None
+        }
+        for topic, offset in held.items():
+            topic.hold(offset)
+        # All of them, as a power cut may lose the bundle that named one first.
+        held_from = {**transaction.held_from, **{topic.id: at for topic, at in held.items()}}
+        queues = tuple(held_from.items())
+        try:
+            position = self._store(copies, lambda topics: entry(queues, topics), is_decided=True)
+        except BaseException:
+            for topic in held:
+                topic.release()
+            raise
+        transaction.held_from = held_from
+        return position
+
+    def hold_again(self, transaction: OpenTransaction) -> None:
+        """After a start: hold what a commit under way has published."""
+        for id, offset in transaction.held_from.items():
+            topic = self._context.queues.get(id)
+            if topic is not None:
+                topic.hold_stored(offset)
+
+    def show(self, transaction: OpenTransaction) -> None:
+        """Show readers all messages of a large commit, once its end is confirmed."""
+        for id in transaction.held_from:
+            topic = self._context.queues.get(id)
+            if topic is not None:
+                self._context.show_held(topic)
+
+    def check(self, transaction: OpenTransaction, batches: Sequence[HalfBatch]) -> None:
+        """Check that a large commit can be completed. Raises TransitionRefused and LimitReached."""
+        half = self.topic
+        for batch in batches:
+            if half is None or not half.holds(batch.first_offset):
+                lost = BadRecord(f"no batch of the index begins at offset {batch.first_offset}")
+                raise self._incomplete(transaction, lost)
+        self._check_delayed(sum(batch.message_count for batch in batches if batch.time_count))
+
+    @staticmethod
+    def _incomplete(transaction: OpenTransaction, error: BadRecord) -> TransitionRefused:
+        for name in transaction.branches:
+            transaction.lose(name)
+        return TransitionRefused(
+            f"messages of transaction {transaction.id!r} are lost: {error}; roll it back",
+            transaction.state,
+            is_incomplete=True,
+        )
+
+    def _copies(self, id: str, batch: HalfBatch, to: str = "") -> Iterable[PendingCopy]:
+        """Return the messages of a batch with their targets. Raises BadRecord."""
+        assert self.topic is not None
+        stored = self.topic.get(batch.first_offset, id)
+        queue_topic = self._at_queue(to or batch.topic, batch.queue)
+        return [PendingCopy(queue_topic, stored)] if to else self._timed(queue_topic, stored)
 
     def publish(
         self,
@@ -366,18 +445,21 @@ class HalfMessageStore:
                     self._context.delays.bucket(queue_topic, at_ns, count), some, at_ns
                 )
 
-    def _check_delayed(self, copies: Sequence[PendingCopy]) -> None:
+    def _check_delayed(self, count: int) -> None:
         delays = self._context.delays
-        count = sum(copy.stored.message_count for copy in copies if copy.deliver_at_ns)
         if count and delays.max_count and delays.pending_count + count > delays.max_count:
             raise LimitReached(
                 f"{count} messages of the transaction are delayed, {delays.pending_count} wait"
                 f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
-    def _store(self, copies: Sequence[PendingCopy], entry: EntryOfTopics) -> int:
+    def _store(
+        self, copies: Sequence[PendingCopy], entry: EntryOfTopics, *, is_decided: bool = False
+    ) -> int:
         """Store messages in their topics, all or none of them, with the entry of their
         transaction. Returns the position of the log behind them.
+
+        `is_decided`: whether the limits were checked before, when the commit was decided.
 
         Raises:
             BadRecord: half messages are damaged.
@@ -385,7 +467,8 @@ class HalfMessageStore:
             WritesRefused: there is no space.
         """
         context = self._context
-        self._check_delayed(copies)
+        if not is_decided:
+            self._check_delayed(sum(c.stored.message_count for c in copies if c.deliver_at_ns))
         context.commit()
         batch = context.lend_scratch()
         pieces = _pieces(copies)

@@ -5,14 +5,14 @@ A commit is one record that contains the messages::
     BUNDLE record | CommittedEntry | batch of topic a, queue 0 | batch of topic a, queue 1 | ...
 
 So it is atomic: a crash finds the transaction before or after it, and a start has nothing to
-complete.
+complete. A large transaction takes several (see `martlet.broker.transactions.large_commit`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from martlet.broker.context import journal
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
@@ -35,14 +35,17 @@ from martlet.broker.transactions.half_messages import (
     HalfTopic,
     TransactionContext,
 )
+from martlet.broker.transactions.large_commit import LargeCommit
 from martlet.broker.transactions.state import (
     MAX_BRANCH_LENGTH,
+    UNWATCHED,
     BadTransaction,
     CommitSequence,
     CommitSequences,
     EndedTransaction,
     EndedTransactions,
     OpenTransaction,
+    StillCommitting,
     TransactionEvent,
     TransactionLimits,
     TransactionState,
@@ -54,12 +57,15 @@ from martlet.broker.transactions.state import (
 from martlet.log.batch import total_bytes
 from martlet.log.record import RecordKind
 from martlet.properties.block import packed_bytes
+from martlet.text import counted
 
 if TYPE_CHECKING:
     from martlet.log.checkpoint_file import JournalEntry
     from martlet.native.raw_bodies import Bodies
 
 
+MAX_SHOWN_BYTES = 256 << 20
+"""The maximum size of a transaction whose messages are copied when it is set aside."""
 _MIN_LISTED = 1024
 _SEGMENT_BYTES_EACH = 1024
 """One open transaction, one held batch of half messages and one remembered outcome are allowed for
@@ -91,6 +97,14 @@ class Transactions:
         self.committed_count = 0
         """Since the start, as the next one."""
         self.rolled_back_count = 0
+        self.large_commit: LargeCommit | None = None
+        """The one under way."""
+        self._large_end = 0
+        """The position behind the last one."""
+        self.on_unflushed: Callable[[], None] = lambda: None
+        """Called when a large commit goes on once the log is flushed."""
+        self.on_large_committed: Callable[[], None] = lambda: None
+        """Called when a large commit has ended, and when its messages are shown."""
         self.check_back = CheckBack(limits, context.clock, context.schedule, self._give_up)
 
     @property
@@ -169,7 +183,7 @@ class Transactions:
             )
             check_begun(transaction)
             if sequence is not None:
-                if self.series.committed(sequence):
+                if self.series.committed(sequence) or self._is_committing(sequence):
                     return TransactionState.COMMITTED
                 self.series.check_room(sequence.name, now_ns)
                 self._clear_away([t for t in self.open.values() if t.was_left(sequence, now_ns)])
@@ -272,6 +286,7 @@ class Transactions:
         transaction.add(branch, added)
         assert first not in half.held and half.queue.end_offset == first + 1 + len(bodies)
         half.held.add(first)
+        transaction.position = receipt.position
         self._note_activity(transaction, state)
         return added, receipt.position
 
@@ -322,10 +337,14 @@ class Transactions:
             UnknownTransaction: it is no longer known.
             TransitionRefused: it was rolled back, or messages are missing.
             WritesRefused: there is no space.
+            StillCommitting: it is large, or waits for a large one; call again.
         """
         transaction = self.open.get(id)
         if transaction is not None:
             sequence = transaction.sequence
+        large = self.large_commit
+        if large is not None and large.delays(id, sequence):
+            raise self._still_committing(large)
         last = None if sequence is None else self.series.committed(sequence)
         if last is not None:
             if transaction is not None:
@@ -340,17 +359,110 @@ class Transactions:
         if sequence is not None:
             self.series.check_room(sequence.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
+        if sum(batch.size_bytes for batch in batches) > self.limits.bundle_bytes:
+            self._begin_large(transaction, batches, branches)
         position = self.messages.forward(
             transaction, batches, lambda topics: CommittedEntry(id, at_ns, topics, sequence)
         )
+        return self._committed(transaction, at_ns, position)
+
+    def _committed(
+        self, transaction: OpenTransaction, at_ns: int, position: int
+    ) -> EndedTransaction:
+        """Note that a transaction's last messages were stored, up to a position."""
         self.committed_count += 1
         outcome = self._end(
             transaction, EndedTransaction(TransactionState.COMMITTED, at_ns, position)
         )
+        sequence = transaction.sequence
         if sequence is not None:
             self.series.reached(sequence, at_ns, position)
             self._clear_away([t for t in self.open.values() if t.is_up_to(sequence)])
         return outcome
+
+    # large commits
+
+    def _begin_large(
+        self,
+        transaction: OpenTransaction,
+        batches: Sequence[HalfBatch],
+        branches: Mapping[str, int] | None,
+    ) -> NoReturn:
+        """Begin the commit of a large transaction, which goes on by itself. Raises StillCommitting,
+        or as `commit`; then it has not begun.
+        """
+        if self.large_commit is not None:
+            raise self._still_committing(self.large_commit)
+        if self._context.visible_position < self._large_end:
+            raise StillCommitting(
+                f"transaction {transaction.id!r} is large, and waits until replicas have the end of"
+                " the large commit before it"
+            )
+        if self._context.log.durable_position < transaction.position:
+            raise StillCommitting(
+                f"transaction {transaction.id!r} is large, and is committed once its messages are"
+                " on the disk",
+                needs_flush=True,
+            )
+        if branches is None:
+            branches = transaction.chosen
+        if branches is None:
+            branches = {name: b.message_count for name, b in transaction.branches.items()}
+        large = self._new_large(transaction)
+        large.begin(batches, {name: count for name, count in branches.items() if count})
+        self.large_commit = large
+        self.check_back.ended(transaction)
+        raise self._still_committing(large)
+
+    def _new_large(self, transaction: OpenTransaction) -> LargeCommit:
+        return LargeCommit(
+            self._context,
+            self.messages,
+            transaction,
+            self.limits.bundle_bytes,
+            self._end_large,
+            lambda: self.on_unflushed(),  # noqa: PLW0108 -- it is set later
+        )
+
+    def _end_large(self, transaction: OpenTransaction, batches: Sequence[HalfBatch]) -> None:
+        """Publish the last messages of a large transaction, and end its commit. Raises BrokerError
+        and WritesRefused.
+        """
+        id, at_ns = transaction.id, self._context.clock()
+        position = self.messages.forward_held(
+            transaction,
+            batches,
+            lambda _, topics: CommittedEntry(id, at_ns, topics, transaction.sequence),
+        )
+        self.messages.show(transaction)
+        self.large_commit = None
+        self._large_end = position
+        self._committed(transaction, at_ns, position)
+        self._resume_large()
+        self.on_large_committed()
+
+    def _resume_large(self) -> None:
+        """Go on with a commit that was under way at the last stop."""
+        for transaction in self.open.values():
+            if transaction.state is TransactionState.COMMITTING:
+                self.large_commit = self._new_large(transaction)
+                self.large_commit.resume()
+                return
+
+    def _is_committing(self, sequence: CommitSequence) -> bool:
+        """Whether a large commit of that number, or a later one, of a series is under way."""
+        large = self.large_commit
+        own = None if large is None else large.transaction.sequence
+        return own is not None and own.name == sequence.name and own.number >= sequence.number
+
+    def _still_committing(self, large: LargeCommit) -> StillCommitting:
+        own = large.transaction
+        trouble = f": {large.trouble}; it goes on when that has ended" if large.trouble else ""
+        return StillCommitting(
+            f"transaction {own.id!r} of {counted(own.message_count, 'message')} is being"
+            f" committed{trouble}",
+            is_stopped=bool(trouble),
+        )
 
     def commit_at_once(
         self,
@@ -448,12 +560,14 @@ class Transactions:
             self.open[transaction.id] = transaction
             self.check_back.watch(transaction)
             self.messages.hold(transaction)
+            transaction.position = self._context.log.position
+        self._resume_large()
 
     # check-back
 
     def _note_activity(self, transaction: OpenTransaction, state: TransactionState) -> None:
         transaction.state = state
-        if state is not TransactionState.SET_ASIDE:
+        if state not in UNWATCHED:
             self.check_back.note_activity(transaction)
 
     def take_due(
@@ -485,6 +599,9 @@ class Transactions:
         id = transaction.id
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
         batches, topic = transaction.all_batches(), self.limits.aside_topic
+        if transaction.size_bytes > MAX_SHOWN_BYTES:
+            why += f", and it is too large for topic {topic!r}: see 'martlet transactions show'"
+            batches = []
         try:
             try:
                 self.messages.forward(

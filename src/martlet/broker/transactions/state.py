@@ -13,12 +13,14 @@
               +---- give up ---> SET ASIDE <--- give up ----+
 
     all of these -- commit --> COMMITTED, and -- rollback --> ROLLED BACK
+    all of these -- commit, large --> COMMITTING --> COMMITTED
 
 An open transaction accepts messages; a prepared one has all its messages on the disk. An inactive
 one is silent, or in doubt, and its producers are asked for the outcome. Without an answer, it is
 set aside for an operator, who may still decide it, and so may its producer. An open transaction
 that was begun as disposable is rolled back instead: its producer repeats it from the start. Only
-COMMIT makes a message visible, and nothing undoes it.
+COMMIT makes a message visible, and nothing undoes it. A large transaction is committing for as long
+as its messages are being published; readers see none of them before the last one.
 
 `TABLE` alone defines the transitions: it refuses what it does not list.
 
@@ -44,14 +46,22 @@ any length::
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from operator import attrgetter
 from typing import NamedTuple
 
 from martlet.broker.errors import BrokerError, LimitReached, NotFound
-from martlet.broker.journal.entries import HalfBatch, HalfBatchEntry, TransactionRecord
+from martlet.broker.journal.entries import (
+    CommittingEntry,
+    HalfBatch,
+    HalfBatchEntry,
+    PublishedRange,
+    TransactionRecord,
+)
 from martlet.text import counted
 
 MAX_ID_LENGTH = 255
@@ -61,6 +71,7 @@ MAX_NAME_LENGTH = 255
 """Of a series."""
 MAX_NUMBER = (1 << 63) - 1
 _SECOND_NS = 10**9
+_FIRST = attrgetter("first_offset")
 LEFT_AFTER_NS = 60 * _SECOND_NS
 """The inactivity after which a try of a series' number no longer blocks the next one."""
 
@@ -73,6 +84,7 @@ class TransactionState(StrEnum):
     PREPARED = "prepared"
     IN_DOUBT = "in-doubt"
     SET_ASIDE = "set-aside"
+    COMMITTING = "committing"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled-back"
 
@@ -114,6 +126,10 @@ TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = 
     TransactionState.PREPARED: _HAS_ALL_MESSAGES,
     TransactionState.IN_DOUBT: _HAS_ALL_MESSAGES,
     TransactionState.SET_ASIDE: {TransactionEvent.BEGIN: TransactionState.SET_ASIDE, **_ENDS},
+    TransactionState.COMMITTING: {
+        TransactionEvent.BEGIN: TransactionState.COMMITTING,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+    },
     TransactionState.COMMITTED: {
         TransactionEvent.BEGIN: TransactionState.COMMITTED,
         TransactionEvent.COMMIT: TransactionState.COMMITTED,
@@ -124,6 +140,10 @@ TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = 
         TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
 }
+
+
+UNWATCHED = frozenset({TransactionState.SET_ASIDE, TransactionState.COMMITTING})
+"""The states in which no producer is asked for the outcome."""
 
 
 class TransitionRefused(BrokerError):
@@ -142,6 +162,19 @@ class UnknownTransaction(NotFound):
 
 class BadTransaction(BrokerError):
     """The transaction is invalid; the text names the limit."""
+
+
+class StillCommitting(BrokerError):
+    """A commit takes longer, and goes on by itself: ask again for its outcome."""
+
+    state = TransactionState.COMMITTING
+
+    def __init__(self, text: str, *, needs_flush: bool = False, is_stopped: bool = False) -> None:
+        super().__init__(text)
+        self.needs_flush = needs_flush
+        """Whether it has not begun, since its messages must survive a power cut first."""
+        self.is_stopped = is_stopped
+        """Whether its last step was refused, as the text says; it is tried again."""
 
 
 def after(id: str, state: TransactionState, event: TransactionEvent) -> TransactionState:
@@ -194,6 +227,10 @@ class OpenTransaction:
     timer_ns: int = 0
     """The time of the scheduled alarm, which may be earlier; 0 for none."""
     chosen: Mapping[str, int] | None = None
+    published: list[PublishedRange] = field(default_factory=list)
+    held_from: dict[int, int] = field(default_factory=dict)
+    position: int = 0
+    """The log's position behind the last messages that were added."""
     sequence: CommitSequence | None = None
     is_disposable: bool = False
 
@@ -279,6 +316,26 @@ class OpenTransaction:
         self.size_bytes += batch.size_bytes
         self.batch_count += batch.weight
 
+    def publish(self, entry: CommittingEntry, position: int) -> None:
+        """Note that a bundle of its commit was stored, up to a position."""
+        self.state = TransactionState.COMMITTING
+        self.chosen = entry.branches
+        self.held_from.update(entry.held_from)
+        self.published.append(PublishedRange(entry.first_offset, entry.end_offset, position))
+
+    def unpublished(self) -> list[HalfBatch]:
+        """Return the batches of a commit under way that are still to be published, in order."""
+        assert self.chosen is not None
+        branches = [self.branches[name] for name in self.chosen if name in self.branches]
+        batches = sorted(batch for branch in branches for batch in branch.batches)
+        done = sorted(self.published)
+        at = [bisect_right(done, batch.first_offset, key=_FIRST) - 1 for batch in batches]
+        return [
+            batch
+            for batch, number in zip(batches, at, strict=True)
+            if number < 0 or batch.first_offset >= done[number].end_offset
+        ]
+
     def lose(self, branch: str, number: int | None = None) -> None:
         """Drop the lost batches of a branch from the first lost one on, by its number; None stands
         for one behind all that are stored.
@@ -304,6 +361,8 @@ class OpenTransaction:
             checks=self.checks,
             gaps=tuple(name for name, branch in self.branches.items() if branch.has_gaps),
             chosen=self.chosen,
+            published=tuple(self.published),
+            held_from=tuple(self.held_from.items()),
             branches={name: tuple(branch.batches) for name, branch in self.branches.items()},
         )
 
@@ -314,6 +373,8 @@ class OpenTransaction:
         transaction.state = TransactionState(record.state)
         transaction.checks = record.checks
         transaction.chosen = record.chosen
+        transaction.published = list(record.published)
+        transaction.held_from = dict(record.held_from)
         for name, batches in record.branches.items():
             for batch in batches:
                 transaction.add(name, batch)
@@ -334,9 +395,11 @@ class TransactionLimits:
     aside_topic: str = "transactions-set-aside"
     """The topic that then shows its messages."""
     max_open: int = 10_000
-    max_bytes: int = 256 << 20
-    """The maximum size of one."""
-    max_batches: int = 10_000
+    max_bytes: int = 0
+    """The maximum size of one; 0 for no limit but the disk's."""
+    bundle_bytes: int = 16 << 20
+    """The maximum size of one that is committed in one step, and of each step of a larger one."""
+    max_batches: int = 100_000
     """The maximum number of batches of one."""
     max_outcomes: int = 100_000
     max_series: int = 10_000
@@ -348,7 +411,7 @@ class TransactionLimits:
     def check_size(self, transaction: OpenTransaction, more_bytes: int, more_batches: int) -> None:
         """Check that a transaction may grow by some bytes and batches. Raises BadTransaction."""
         size_bytes = transaction.size_bytes + more_bytes
-        if size_bytes > self.max_bytes:
+        if 0 < self.max_bytes < size_bytes:
             raise BadTransaction(
                 f"transaction {transaction.id!r} would have {size_bytes} bytes, and"
                 f" --max-transaction-bytes is {self.max_bytes}: make it smaller, or raise that"

@@ -158,7 +158,7 @@ class PinnedSession:
     ) -> T:
         trouble: object = ""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 while True:
                     connection = await self._connected(transaction_id)
                     try:
@@ -166,6 +166,10 @@ class PinnedSession:
                     except ConnectionLost as error:
                         trouble = error
                     except TransactionRefused as error:
+                        if error.state == "committing" and error.code == "TRY_AGAIN":
+                            # A large commit goes on: the broker has just said so.
+                            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+                            continue
                         if error.code != "REFUSED" or not str(error).endswith(PUBLISH_AGAIN):
                             raise
                         trouble = error

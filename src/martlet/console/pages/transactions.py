@@ -25,6 +25,7 @@ _STATES = {
     "silent": "its producer fell silent",
     "prepared": "its producer is to commit it",
     "in-doubt": "producers are asked for its end",
+    "committing": "its commit is under way",
     _ASIDE: "no producer knew its end: an operator ends it",
 }
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from martlet.broker.transactions.state import (
     BadTransaction,
     CommitSequence,
     OpenTransaction,
+    StillCommitting,
     TransactionState,
     TransitionRefused,
     UnknownTransaction,
@@ -75,6 +76,8 @@ _MAX_ID_LENGTH = 255
 _MAX_BRANCHES = 10_000
 _MAX_CHECKS = 100
 _MAX_WAIT_MS = 60_000
+_MAX_COMMIT_WAIT_S = 5.0
+"""The time after which a client that waits for a large commit is told that it goes on."""
 _MAX_ANSWER_BYTES = 8 << 20
 
 
@@ -85,6 +88,9 @@ class TransactionCalls:
         self._transactions = transactions
         self._commits = commits
         self._transactions.check_back.on_due = self._wake
+        self._transactions.on_large_committed = lambda: _wake(self._committing)
+        self._committing: dict[asyncio.Future[None], None] = {}
+        """The waiting commits."""
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """The waiting checks by group, the oldest first."""
 
@@ -120,15 +126,41 @@ class TransactionCalls:
         await self._commits.all_on_disk()
         return {"state": TransactionState.PREPARED}
 
-    def commit(self, caller: Caller, request: CommitTransaction) -> TransactionOutcome:
-        """Commit a transaction."""
+    async def commit(self, caller: Caller, request: CommitTransaction) -> TransactionOutcome:
+        """Commit a transaction; a large one takes some time."""
         self._check_may_end(caller, request.id)
         sequence = None
         if request.series is not None and request.series_number is not None:
             sequence = CommitSequence(request.series, request.series_number)
-        with _refusals():
-            outcome = self._transactions.commit(request.id, request.branches, sequence)
-        return TransactionOutcome(outcome.state, outcome.is_repeated)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _MAX_COMMIT_WAIT_S
+        while True:
+            try:
+                with _refusals():
+                    outcome = self._transactions.commit(request.id, request.branches, sequence)
+                return TransactionOutcome(outcome.state, outcome.is_repeated)
+            except StillCommitting as error:
+                if error.needs_flush:
+                    await self._commits.all_on_disk()
+                elif error.is_stopped:
+                    raise CallError("REFUSED", str(error), state=error.state) from None
+                elif loop.time() >= deadline_s:
+                    text = f"{error}; ask again"
+                    raise CallError("TRY_AGAIN", text, state=error.state) from None
+                else:
+                    await self._large_committed(deadline_s)
+
+    async def _large_committed(self, deadline_s: float) -> None:
+        """Wait for the end of a large commit, or until a time."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._committing[future] = None
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            self._committing.pop(future, None)
 
     def rollback(self, caller: Caller, request: EndTransaction) -> TransactionOutcome:
         """Roll a transaction back."""
@@ -183,9 +215,7 @@ class TransactionCalls:
 
     def _wake(self, group: str) -> None:
         """Wake all waiting producers, since each may be gone; the first takes all transactions."""
-        for future in self._waiting.get(group, ()):
-            if not future.done():
-                future.set_result(None)
+        _wake(self._waiting.get(group, ()))
 
     # operators
 
@@ -256,6 +286,12 @@ class TransactionCalls:
                     order_key=properties.order_key,
                     headers=dict(properties.headers),
                 )
+
+
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:

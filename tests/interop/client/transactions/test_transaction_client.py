@@ -6,14 +6,17 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.interop.client.kit import losing_answers, take
 from tests.interop.cutting_proxy import CuttingProxy
+from tests.polling import until
 from tests.unit.client.scripted_broker import ScriptedBroker
 
+from martlet.broker.transactions import large_commit
 from martlet.broker.transactions.state import TransactionLimits
 from martlet.client import (
     Backoff,
@@ -33,6 +36,7 @@ from martlet.client import (
 from martlet.client import sync as blocking
 from martlet.names import PUBLISH_AGAIN
 from martlet.protocol.nsq import negotiation
+from martlet.server.rpc import transactions as transaction_calls
 from martlet.testing import Broker
 from martlet.testing.ports import free_port
 from martlet.text import MILLISECOND_NS
@@ -195,6 +199,71 @@ async def test_steps_wait_for_the_next_primary(broker: Broker) -> None:
         log.accept_writes()
         await asyncio.wait_for(asyncio.gather(*steps), 50)
     assert sorted(await bodies(broker, "orders", 3)) == [b"one", b"three", b"two"]
+
+
+def holding_back(broker: Broker) -> None:
+    """Let transactions above 1 kB be committed in steps of that size."""
+    transactions = broker.server.broker.transactions
+    transactions.limits = replace(transactions.limits, bundle_bytes=1000)
+
+
+async def test_a_large_transaction_is_seen_at_once(broker: Broker) -> None:
+    holding_back(broker)
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        for number in range(40):
+            await transaction.publish("orders", b"%d " % number + b"x" * 500)
+        committing = asyncio.create_task(transaction.commit())
+        queue = broker.server.broker.topics["orders"].queue
+        seen, stored = set(), set()
+        while not committing.done():
+            if broker.server.broker.transactions.large_commit is not None:
+                seen.add(queue.visible_end)
+                stored.add(queue.end_offset)
+            await producer.publish("orders", b"-1 beside it")
+        await committing
+        count = queue.end_offset
+    assert len(stored) > 3
+    assert len(seen) == 1
+    numbers = [int(body.split()[0]) for body in await bodies(broker, "orders", count)]
+    assert [number for number in numbers if number >= 0] == [*range(40)]
+
+
+async def test_a_client_waits_for_a_large_commit_as_long_as_it_goes_on(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_calls, "_MAX_COMMIT_WAIT_S", 0.01)
+    monkeypatch.setattr(large_commit, "_REST_NS", 100 * MILLISECOND_NS)
+    holding_back(broker)
+    async with Producer(broker.tcp_address, timeout_s=1) as producer:
+        transaction = producer.transaction()
+        for _ in range(20):
+            await transaction.publish("orders", b"x" * 600)
+        await transaction.commit()
+    assert stored_count(broker, "orders") == 20
+
+
+async def test_a_large_commit_without_space_says_so_and_goes_on(broker: Broker) -> None:
+    holding_back(broker)
+    log = broker.server.broker.log
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        for _ in range(20):
+            await transaction.publish("orders", b"x" * 600)
+        committing = asyncio.create_task(transaction.commit())
+        await until(lambda: broker.server.broker.transactions.large_commit is not None)
+        log.refuse_writes("no space")
+        refusal = r"is being committed: no space; it goes on"
+        with pytest.raises(TransactionRefused, match=refusal) as refused:
+            await asyncio.gather(committing, transaction.commit())
+        assert refused.value.state == "committing"
+        assert broker.server.broker.topics["orders"].queue.visible_end == 0
+        with pytest.raises(TransactionRefused, match="committing, and cannot be rolled back"):
+            await transaction.rollback()
+        log.accept_writes()
+        await until(lambda: broker.server.broker.transactions.large_commit is None)
+        await transaction.commit()
+    assert stored_count(broker, "orders") == 20
 
 
 async def test_a_refused_commit_of_one_request_stores_nothing(broker: Broker) -> None:

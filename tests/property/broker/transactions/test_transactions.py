@@ -28,6 +28,7 @@ from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.transactions.state import (
     CommitSequence,
+    StillCommitting,
     TransactionLimits,
     TransactionState,
     TransitionRefused,
@@ -80,7 +81,8 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=2))
+        limits = TransactionLimits(check_every_ns=SECOND_NS, max_checks=2, bundle_bytes=1500)
+        self.core = Core(transactions=limits)
         self.core.storage.__class__ = Fuse
         self.transactions: dict[str, ModelTransaction] = {}
         self.durable: dict[str, ModelTransaction] = {}
@@ -168,8 +170,17 @@ class TransactionMachine(RuleBasedStateMachine):
             self.attempt(lambda: prepare(id, transaction.counts))
 
     @precondition(lambda self: not self.pulled)
-    @rule(id=ids, chosen=st.sets(st.sampled_from(BRANCHES)), again=st.booleans())
-    def commit(self, id: str, chosen: set[str], again: bool) -> None:
+    @rule(
+        id=ids,
+        chosen=st.sets(st.sampled_from(BRANCHES)),
+        again=st.booleans(),
+        left_after=st.integers(0, 12),
+        power=st.booleans(),
+        seed=st.integers(0, 1 << 16),
+    )
+    def commit(
+        self, id: str, chosen: set[str], again: bool, left_after: int, power: bool, seed: int
+    ) -> None:
         transaction = self.transactions.get(id)
         if transaction is None or transaction.outcome is TransactionState.ROLLED_BACK:
             return
@@ -182,12 +193,46 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.pulled = self.core.broker.log.failed is not None
                 return
             transaction.seen = [b for name in sorted(counts) for b in transaction.branches[name]]
-            if not self.attempt(lambda: commit(id, counts)):
+            if not self.attempt(lambda: self.commit_in_steps(id, counts, left_after)):
+                return
+            if self.core.broker.transactions.large_commit is not None:
+                self.pulled = True
+                self.crash(power, seed)
                 return
             transaction.outcome = TransactionState.COMMITTED
             self.clear_away(transaction.number)
         if again:
             commit(id)
+
+    def commit_in_steps(self, id: str, counts: dict[str, int], left_after: int) -> None:
+        """Commit a transaction; leave a large one after some of its steps."""
+        for _ in range(left_after):
+            try:
+                self.core.broker.transactions.commit(id, counts)
+                return
+            except StillCommitting as error:
+                if error.needs_flush:
+                    self.flush()
+                else:
+                    self.go_on()
+        self.end_large_if_last(id, counts)
+
+    def end_large_if_last(self, id: str, counts: dict[str, int]) -> None:
+        """Commit what needs no further step, or leave it under way."""
+        try:
+            self.core.broker.transactions.commit(id, counts)
+        except StillCommitting as error:
+            if error.needs_flush:
+                self.flush()
+                self.end_large_if_last(id, counts)
+
+    def go_on(self) -> None:
+        """Let a large commit take a step. Raises WritesRefused if the disk is pulled out."""
+        self.core.flush()
+        self.pass_time(10_000_000)
+        failed = self.core.broker.log.failed
+        if failed is not None:
+            raise WritesRefused(failed)
 
     def clear_away(self, number: int | None) -> None:
         """Note that others of the series up to a number are rolled back by its commit."""
@@ -230,15 +275,18 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.pulled)
     @rule(seconds=st.integers(1, 20), is_checked=st.booleans())
     def wait(self, seconds: int, is_checked: bool) -> None:
+        self.pass_time(seconds * SECOND_NS)
+        if is_checked:
+            self.core.broker.transactions.take_due("g")
+        self.pulled = self.core.broker.log.failed is not None
+
+    def pass_time(self, duration_ns: int) -> None:
         abandoned: list[str] = []
         transactions = self.core.broker.transactions
         transactions.on_abandoned = lambda transaction, why: abandoned.append(transaction.id)
-        self.core.wait(seconds * SECOND_NS)
+        self.core.wait(duration_ns)
         for id in abandoned:
             self.transactions[id].outcome = TransactionState.ROLLED_BACK
-        if is_checked:
-            transactions.take_due("g")
-        self.pulled = self.core.broker.log.failed is not None
 
     @precondition(lambda self: not self.pulled)
     @rule(topic=st.sampled_from(TOPICS))
@@ -277,6 +325,8 @@ class TransactionMachine(RuleBasedStateMachine):
         in_doubt, self.pulled = self.pulled, False
         self.core.kill(power=power)
         self.core.storage.__class__ = Fuse
+        while self.core.broker.transactions.large_commit is not None:
+            self.go_on()
         seen = self.seen()
         for id in list(self.transactions):
             self.compare(id, seen.get(id, {}), power or in_doubt)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from tests.unit.broker.core import SECOND_NS, Core
@@ -13,7 +14,7 @@ from martlet.broker.idempotence import ProducerSend, marked
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.retry import StartedRange
 from martlet.broker.topic.rewind import channel_from, replay
-from martlet.broker.transactions.state import CommitSequence, TransactionLimits
+from martlet.broker.transactions.state import CommitSequence, StillCommitting, TransactionLimits
 from martlet.log import checkpoint_file
 from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, entry_of, payload
 from martlet.log.recovery import RecoveryReport, scan
@@ -50,6 +51,7 @@ def live() -> Core:
     core.broker.begin_segment()
     core.checkpoint()
     _damaged(core)
+    _large(core)
     return core
 
 
@@ -162,6 +164,19 @@ def _transactions(core: Core) -> None:
     transactions.prepare("prepared")
     transactions.begin("open", "", 10_000 * SECOND_NS, CommitSequence("job", 8), True)
     transactions.add("open", "b", 0, "orders", [b"six"])
+
+
+def _large(core: Core) -> None:
+    """A large transaction whose commit has published the first of two batches."""
+    transactions = core.broker.transactions
+    transactions.limits = replace(transactions.limits, bundle_bytes=1)
+    transactions.begin("large", "", 10_000 * SECOND_NS)
+    for number in range(2):
+        transactions.add("large", "b", number, "orders", [b"large"])
+    core.flush()
+    with suppress(StillCommitting):
+        transactions.commit("large")
+    core.broker.begin_segment()
 
 
 def _producers(core: Core) -> None:
