@@ -1,6 +1,6 @@
 """A stream of numbers into two topics, for ever: a process of its own, to be killed.
 
-    sink_job.py ADDRESS CHECKPOINT ROWS
+    sink_job.py ADDRESS CHECKPOINT ROWS ROW_BYTES
 
 It prints the process id of its Java virtual machine.
 """
@@ -17,7 +17,7 @@ MASTER = "local[2,3]"
 
 def main() -> None:
     """Run until it is killed."""
-    address, checkpoint, rows = sys.argv[1:]
+    address, checkpoint, rows, row_bytes = sys.argv[1:]
     spark = spark_session(
         "sink job", MASTER, **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
     )
@@ -31,12 +31,14 @@ def main() -> None:
         .load()
     )
     written = numbers.selectExpr(
-        "string(value) AS value", "if(value % 3 = 0, 'a', 'b') AS topic", "string(value) AS tag"
+        f"rpad(value, greatest(length(value), {row_bytes}), ' ') AS value",
+        "if(value % 3 = 0, 'a', 'b') AS topic",
+        "string(value) AS tag",
     )
     query = (
         written.writeStream.format("martlet")
         .option("addresses", address)
-        .option("blockBytes", 4096)
+        .option("blockBytes", 4096 if int(row_bytes) < 4096 else 1 << 20)
         .option("timeoutMs", 120_000)
         .option("checkpointLocation", checkpoint)
         .start()

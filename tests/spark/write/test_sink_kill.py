@@ -6,6 +6,7 @@ each batch either all rows are there, each once, or none is, at every moment tha
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,11 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pytest
-from tests.spark.publish import ask
+from pyspark.sql.types import StructType
+from tests.spark.publish import ask, post
 from tests.spark.stored import values_of
 from tests.spark.write.gate import Gate, Step
 
+from martlet.spark.read.batch import BatchReader
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import SCHEMA, arrow_schema
 from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
@@ -34,11 +42,11 @@ LONG_S = 240.0
 class Job:
     """A run of the stream. `tests.spark.write.sink_job` is what runs."""
 
-    def __init__(self, address: str, checkpoint: Path) -> None:
+    def __init__(self, address: str, checkpoint: Path, rows: int, row_bytes: int) -> None:
         command = [sys.executable, "-m", "tests.spark.write.sink_job", address, str(checkpoint)]
         self._log = (checkpoint.parent / "job.log").open("ab")
         self.driver = subprocess.Popen(
-            [*command, str(ROWS)], stdout=subprocess.PIPE, stderr=self._log
+            [*command, str(rows), str(row_bytes)], stdout=subprocess.PIPE, stderr=self._log
         )
         assert self.driver.stdout is not None
         self.java_id = int(self.driver.stdout.readline())
@@ -85,8 +93,8 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def running(gate: Gate, folder: Path) -> Iterator[Job]:
-    job = Job(gate.http_address, folder / "checkpoint")
+def running(gate: Gate, folder: Path, rows: int = ROWS, row_bytes: int = 1) -> Iterator[Job]:
+    job = Job(gate.http_address, folder / "checkpoint", rows, row_bytes)
     try:
         yield job
     finally:
@@ -102,6 +110,20 @@ def published(broker: BrokerProcess) -> int:
     assert set(batches.values()) <= {ROWS}, f"a batch is there in part: {batches}"
     assert sorted(batches) == list(range(len(batches))), "a batch is missing"
     return len(batches)
+
+
+def tags_of(address: str, topic: str) -> npt.NDArray[np.int64]:
+    """The numbers of a topic's rows, which are their tags."""
+    options = ReadOptions.parse({"addresses": address, "topic": topic}, "batch")
+    reader = BatchReader(options, arrow_schema(StructType([SCHEMA["tag"]])))
+    batches = [b for partition in reader.partitions() for b in reader.read(partition)]
+    return np.concatenate([b.column(0).cast(pa.int64()).to_numpy() for b in batches])
+
+
+def anonymous_kib(broker: BrokerProcess) -> int:
+    """The memory that a broker has for itself."""
+    status = Path(f"/proc/{broker.process_id}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0])
 
 
 def count_of(broker: BrokerProcess) -> int:
@@ -164,6 +186,39 @@ def test_each_row_is_published_once_whichever_process_is_killed(tmp_path: Path) 
             grown(broker, 2)
             strike("driver", Step.DECIDED, 0, gate, broker, job)
         assert published(broker) >= before + 2
+
+
+def is_committing(broker: BrokerProcess) -> bool:
+    """Whether a large commit is under way."""
+    asked = b'{"state": "committing"}'
+    return bool(json.loads(post(broker.http_address, "/call/transaction.list", asked))["count"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_batch_of_10_gb_is_published_once_whichever_process_is_killed(tmp_path: Path) -> None:
+    rows, row_bytes = 1_000_000, 10_000
+    with BrokerProcess(tmp_path / "data") as broker, Gate(broker.tcp_address) as gate:
+        memory_kib = 0
+        with running(gate, tmp_path, rows, row_bytes) as job:
+            strike("broker", Step.STAGING, 700, gate, broker, job)
+            strike("worker", Step.STAGING, 500, gate, broker, job)
+            strike("broker", Step.DECIDED, 0, gate, broker, job)
+            eventually(lambda: is_committing(broker))
+            broker.kill()
+            broker.start()
+            assert count_of(broker) == 0
+            job.end()
+            while is_committing(broker):
+                assert count_of(broker) in (0, rows)
+                memory_kib = max(memory_kib, anonymous_kib(broker))
+        assert count_of(broker) == rows
+        with running(gate, tmp_path, rows, row_bytes) as job:
+            gate.stop_at(Step.STAGING, 100)  # of the next batch: the first was not staged again
+            assert gate.wait(LONG_S)
+        assert memory_kib < 1 << 20
+        numbers = np.concatenate([tags_of(broker.http_address, topic) for topic in "ab"])
+        assert np.array_equal(np.sort(numbers), np.arange(rows))
 
 
 @pytest.mark.slow

@@ -212,9 +212,8 @@ def _explained(error: ClientError) -> WriteFailed:
         text += "; see option timeoutMs"
     elif "--max-transaction-bytes" in text:
         text += (
-            ". A batch is published entirely or not at all: let it have fewer rows"
-            " (maxOffsetsPerTrigger of a stream, or several writes with their own batchId), or"
-            " raise that limit of the broker"
+            ". A batch is published entirely or not at all, and a stream repeats a planned batch"
+            " as it was: start the broker without that limit, and the query again"
         )
     elif "--max-transaction-sends" in text:
         text += ". Fewer topics or queues in one batch, or a larger option delayStepMs, will do too"
