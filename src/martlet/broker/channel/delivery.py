@@ -129,7 +129,7 @@ class Delivery:
         return cursor.pending.ready_count > 0 or self._limit(cursor) > cursor.next
 
     def watch(self, watch: Waiting | None) -> None:
-        """Call an object when messages may wait, instead of the one before; None for none."""
+        """Set the object to call when messages may wait; None for none."""
         self.ignore_arrivals()
         self._watch = watch
         self.cursor.pending.on_ready = None if watch is None else watch.pump

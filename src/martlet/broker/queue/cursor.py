@@ -90,7 +90,7 @@ class Cursor:
         self.window = InFlightWindow(start)
         self.pending: PendingMessages[ChannelConsumer] = PendingMessages()
         self.deferred_ahead = 0
-        """The number of messages from `next` on that are deferred, and so skipped."""
+        """The number of messages from `next` on to skip: deferred ones, and another channel's."""
         self.journal_number = 0
         """The number of the last journal entry."""
         self.charges: CrashCharges | None = None

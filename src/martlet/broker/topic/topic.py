@@ -100,7 +100,7 @@ class Topic(SingleQueueTopic):
         self._held: list[tuple[int, int, bool]] = []
         """Those that are confirmed, as arguments of `stored`."""
         self.awaiting: dict[Waiting, None] = {}
-        """The waiting fetches to wake when messages arrive."""
+        """What to call for new messages: deliveries to consumers with capacity, and fetches."""
 
     @property
     def all_queues(self) -> Topic | PartitionedTopic:
