@@ -141,9 +141,11 @@ def test_missing_topics_and_channels_are_named(place: Place, tool: Tool) -> None
     for word in ("pause", "unpause", "empty", "delete"):
         force = ["--force"] if word in ("empty", "delete") else []
         said = tool("topic", word, "nowhere", *force, where)
-        said.fails(f"http://{address}: there is no topic 'nowhere'\n")
+        how = f"to list those there: martlet topic list --address={address}\n"
+        said.fails(f"http://{address}: there is no topic 'nowhere'; {how}")
         said = tool("channel", word, "somewhere", "c", *force, where)
-        said.fails(f"http://{address}: there is no channel 'c' of topic 'somewhere'\n")
+        how = f"to list those there: martlet channel list somewhere --address={address}\n"
+        said.fails(f"http://{address}: there is no channel 'c' of topic 'somewhere'; {how}")
 
 
 def test_lookup_daemons_learn_of_channels_and_forget_topics(place: Place, tool: Tool) -> None:

@@ -113,8 +113,11 @@ WRONG = [
     ("up --admin-http-address=127.0.0.1:4151", "are both port 4151"),
 ]
 REFUSED = [
-    ("peek t none =A", "there is no channel 'none' of topic 't'"),
-    ("peek none c =A", "there is no topic 'none'"),
+    (
+        "peek t none =A",
+        "no channel 'none' of topic 't'; to list those there: martlet channel list t",
+    ),
+    ("peek none c =A", "no topic 'none'; to list those there: martlet topic list --address="),
     ("peek t c --nsqd-http-address=127.0.0.1:1", "127.0.0.1:1"),
     ("peek t c --lookupd-http-address=A", "it has no /lookup"),
     ("replay t c =A --to-offset=99", "cannot be set back to 99"),

@@ -19,7 +19,7 @@ from martlet.broker.policy import (
 )
 from martlet.cli import start, tool
 from martlet.cli.broker_http import ChannelOptions, TopicOptions
-from martlet.cli.operations.manage import names_of, way_out
+from martlet.cli.operations.manage import how_to_create, names_of
 from martlet.client.admin import Answers
 from martlet.client.admin import Policy as PolicyFields
 
@@ -66,7 +66,7 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
     return tool.run_at_each(
         configure,
         lambda answer: f"{what} {'/'.join(target.values())}: {_shown(answer)}",
-        lambda error: way_out(error, target),
+        lambda error: how_to_create(error, target),
     )
 
 

@@ -112,15 +112,28 @@ def _words(names: Mapping[str, str]) -> str:
     return " of ".join(f"{kind} {name!r}" for kind, name in reversed(list(names.items())))
 
 
-def way_out(error: AdminError, names: Mapping[str, str]) -> str:
+def how_to_create(error: AdminError, names: Mapping[str, str]) -> str:
     """Add the command that creates a topic or channel to an error that it is missing."""
     if not isinstance(error, AdminNotFound):
         return error.why
     words = ["channel", "create", names["topic"], names.get("channel", "")]
     if "there is no topic" in error.why:
         words = ["topic", "create", names["topic"]]
-    address = error.url.removeprefix("http://")
-    return f"{error.why}; to create it: martlet {' '.join(words)} --address={address}"
+    return f"{error.why}; to create it: {_command(words, error)}"
+
+
+def how_to_list(error: AdminError, names: Mapping[str, str]) -> str:
+    """Add the command that lists the topics or channels to an error that one is missing."""
+    if not isinstance(error, AdminNotFound):
+        return error.why
+    is_of_topic = "channel" not in names or "there is no topic" in error.why
+    words = ["topic", "list"] if is_of_topic else ["channel", "list", names["topic"]]
+    return f"{error.why}; to list those there: {_command(words, error)}"
+
+
+def _command(words: Sequence[str], error: AdminError) -> str:
+    """Return a command that asks the broker of an error."""
+    return f"martlet {' '.join(words)} --address={error.url.removeprefix('http://')}"
 
 
 def _describe(topics: Sequence[TopicStats], channels: Sequence[ChannelStats]) -> str:
@@ -210,5 +223,5 @@ def _change(
     return tool.run_at_each(
         act,
         lambda _done: f"{_words(target)} {verb.done}",
-        lambda error: way_out(error, target) if verb is CREATE else error.why,
+        lambda error: (how_to_create if verb is CREATE else how_to_list)(error, target),
     )

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.cli import tool
 from martlet.cli.broker_http import ChannelOptions
+from martlet.cli.operations.manage import how_to_list, names_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import body_text, json_line, printable
+from martlet.client.admin import AdminNotFound
 from martlet.options.flag import OptionError, Size, option
 from martlet.text import how_to_install
 
@@ -59,15 +61,18 @@ async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
     Each has ``broker``, the broker's URL. Raises AdminError.
     """
     async with options.admin() as admin:
-        async for page in admin.channels.peek_pages(
-            options.topic,
-            options.channel,
-            states=options.states,
-            offset=options.offset,
-            limit=options.limit or None,
-            max_body_bytes=options.max_body_bytes,
-        ):
-            yield [{"broker": page.broker, **message.fields} for message in page.items]
+        try:
+            async for page in admin.channels.peek_pages(
+                options.topic,
+                options.channel,
+                states=options.states,
+                offset=options.offset,
+                limit=options.limit or None,
+                max_body_bytes=options.max_body_bytes,
+            ):
+                yield [{"broker": page.broker, **message.fields} for message in page.items]
+        except AdminNotFound as error:
+            raise error.replace(how_to_list(error, names_of(options))) from None
 
 
 def table(messages: list[Fields]) -> Table:
