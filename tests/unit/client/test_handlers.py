@@ -61,7 +61,7 @@ async def test_a_handler_that_returns_finishes_and_one_that_raises_requeues(
     failures = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(failures) == 4
     assert "attempt 3; again in 3000 ms" in caplog.text
-    assert "it had answered it" in caplog.text
+    assert "the handler had answered it" in caplog.text
 
 
 async def test_a_handler_task_cancelled_from_outside_leaves_the_worker_alive(

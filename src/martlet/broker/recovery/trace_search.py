@@ -155,8 +155,8 @@ class Search:
                 return TraceResult([delayed], self._complete, True, begun_at_ns(self._segments))
             raise TraceNotFound(
                 f"no message of {'topic ' + repr(self._topic) if self._topic else 'this broker'}"
-                f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
-                " delayed one's that has gone"
+                f" has the id {id}: another broker gave it, its topic was deleted, or a delayed"
+                " message had it that was delivered or cancelled since"
             )
         traces: list[Trace] = []
         for topic, offset in matches:

@@ -72,7 +72,7 @@ async def test_the_channels_delays_count_and_the_errors_are_kept(
     assert properties.system["dead_first_error"] == "ConnectionError: try 1"
     assert properties.system["dead_last_error"] == "ConnectionError: try 3"
     lines = [record.message for record in caplog.records if "handler failed" in record.message]
-    says = ["attempt 1; again when", "attempt 2; again when", "attempt 3; it was the last of 3"]
+    says = ["attempt 1; again when", "attempt 2; again when", "attempt 3; the last of 3"]
     assert [said in line for said, line in zip(says, lines, strict=True)] == [True] * 3
 
 
@@ -223,7 +223,7 @@ async def test_a_failure_that_the_policy_delays_does_not_pause_the_consumer(
         await consumer.run(handle)
     assert len(handled) == 300
     assert "no more are requested" not in caplog.text
-    assert "again when its channel's retry policy has it" in caplog.text
+    assert "again after the delay of its channel's retry policy" in caplog.text
 
 
 async def test_a_pause_after_failures_can_be_asked_for(

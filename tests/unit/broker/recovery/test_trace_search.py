@@ -244,7 +244,7 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     assert (trace.offset, trace.delayed, trace.properties.system) == (0, "", {"delayed": late})
     assert steps(trace) == [("c", TraceStep.DELIVERED), ("c", TraceStep.FINISHED)]
     core.publish("other", b"x")
-    with pytest.raises(TraceNotFound, match="it is a delayed one's that has gone"):
+    with pytest.raises(TraceNotFound, match="a delayed message had it"):
         core.search("other").by_id(late)
 
 

@@ -137,16 +137,16 @@ class FailurePolicy:
         if is_rejected:
             again = "it goes to the dead-letter topic"
         elif 0 < message.max_tries <= message.tries:
-            again = f"it was the last of {message.max_tries}: it goes to the dead-letter topic"
+            again = f"the last of {message.max_tries}: it goes to the dead-letter topic"
         elif message.max_tries and self._retry is RETRY:
-            again = "again when its channel's retry policy has it"
+            again = "again after the delay of its channel's retry policy"
         else:
             again = f"again in {delay_ms} ms"
         logger.error(
             "handler failed for message %s, attempt %d; %s",
             message.id.decode("ascii", "replace"),
             message.tries,
-            "it had answered it" if message.is_answered else again,
+            "the handler had answered it" if message.is_answered else again,
             exc_info=error,
         )
         if message.is_answered:
