@@ -166,15 +166,14 @@ class CheckBack:
         limits = self._limits
         if transaction.may_be_abandoned:
             silent_s = transaction.check_after_ns // 10**9
-            return f"nothing was heard of it for {silent_s} s, so its producer does it all again"
+            return f"no command came for it in {silent_s} s, so its producer begins it again"
         if transaction.checks >= limits.max_checks:
-            return (
-                f"its producers were asked {counted(transaction.checks, 'time')}, and did not tell"
-            )
+            times = counted(transaction.checks, "time")
+            return f"its producers were asked {times}, and did not answer"
         if transaction.state not in _CHECKED:
             return ""
         if not transaction.group:
-            return "it has no group that could be asked, and was not heard of"
+            return "it has no group that could be asked, and no command came for it"
         if now_ns - transaction.begun_at_ns >= limits.remembered_ns:
             return f"no producer of group {transaction.group!r} could be asked for too long"
         return ""

@@ -184,7 +184,7 @@ def test_producers_are_asked_after_6_s_and_then_every_30_s_and_then_a_person(cor
     assert groups == ["billing"] * 15
     assert core.transactions.state("t") is S.SET_ASIDE
     assert (core.clock.now_ns - start_ns) // SECOND_NS == 6 + 30 * 15
-    assert aside == ["its producers were asked 15 times, and did not tell"]
+    assert aside == ["its producers were asked 15 times, and did not answer"]
     assert core.stored("transactions-set-aside") == [b"one"]
     assert core.stored("orders") == []
     # It is a person's now, and its producer's still.

@@ -105,9 +105,7 @@ def test_an_uncommitted_transaction_is_rolled_back_by_its_age(core: Core) -> Non
     core.kill()
     core.transactions.on_abandoned = note
     core.wait(HOUR_NS + 1)
-    assert abandoned == [
-        ("t", "nothing was heard of it for 3600 s, so its producer does it all again")
-    ]
+    assert abandoned == [("t", "no command came for it in 3600 s, so its producer begins it again")]
     assert not core.transactions.open
     assert core.transactions.half is not None
     assert not core.transactions.half.held
