@@ -162,7 +162,7 @@ class ClusterView:
     """Why no broker is known at all; empty while one is."""
     took_s: float = 0.0
     """How long the answers took."""
-    asked: dict[Hashable, Future[Any]] = field(default_factory=dict)
+    answers: dict[Hashable, Future[Any]] = field(default_factory=dict)
     """What pages asked brokers beyond the counts, so that all tabs share the answers."""
     copies: list[Copies] = field(default_factory=list)
     """The brokers that have one id, by this poll and the one before."""
@@ -262,7 +262,7 @@ def _missing(url: str, why: str, before: ClusterView, at_s: float) -> BrokerView
 
 
 def _keep_lost(view: ClusterView, before: ClusterView) -> None:
-    """Show brokers that no lookup daemon names any more, as one that was killed, for a time."""
+    """Show brokers for a time after lookup daemons stopped naming them, such as killed ones."""
     for url, last in before.brokers.items():
         since_s = last.missing_since_s or view.at_s
         if url not in view.brokers and view.at_s - since_s < LOST_KEPT_S:

@@ -158,10 +158,10 @@ async def channel(request: web.Request) -> web.StreamResponse:
         totals = view.channel(*names)
         if totals is None:
             raise PageNotFound(f"no broker that answers has a channel {names[1]!r} of {names[0]!r}")
-        if names not in view.asked:
-            view.asked[names] = asyncio.ensure_future(_ask_channel(site.admin, *names))
+        if names not in view.answers:
+            view.answers[names] = asyncio.ensure_future(_ask_channel(site.admin, *names))
         # Shielded: other tabs await it, too.
-        answer: _NamedChannel = await asyncio.shield(view.asked[names])
+        answer: _NamedChannel = await asyncio.shield(view.answers[names])
         return {
             "channel": totals,
             "list": listing(answer.consumers, _CONSUMER_COLUMNS, request.query, _identity, "name"),
@@ -224,9 +224,9 @@ async def node(request: web.Request) -> web.StreamResponse:
             raise PageNotFound(f"there is no broker {address!r}")
         rows = broker.stats.topics if broker.stats else ()
         table = listing(rows, _NODE_COLUMNS, request.query, lambda topic: topic.topic, "name")
-        if broker.url not in view.asked:
-            view.asked[broker.url] = asyncio.ensure_future(_ask_node(site, broker.url))
-        report, daemons = await asyncio.shield(view.asked[broker.url])
+        if broker.url not in view.answers:
+            view.answers[broker.url] = asyncio.ensure_future(_ask_node(site, broker.url))
+        report, daemons = await asyncio.shield(view.answers[broker.url])
         withheld = WITHHELD if site.admin.http.withholds_token(broker.url) else ""
         return {
             "broker": broker,

@@ -29,7 +29,7 @@ class ReceivedBodies(NamedTuple):
 
     Attributes:
         source: the bytes.
-        at, end: the place of the first head, and the end of the last body.
+        at, end: the position of the first head, and the end of the last body.
         max_count: the maximum number of bodies.
         head: bytes before each size; they have to be equal to the first one's.
         max_size: the maximum size of a body.
@@ -48,7 +48,7 @@ class FramePlace(NamedTuple):
 
     Attributes:
         scratch: the beginning of a record; empty to measure bodies only.
-        at: the place of the first frame, behind the record's header.
+        at: the position of the first frame, behind the record's header.
         first_id, stored_at_ns: of the messages.
         ends: takes the end of each frame, u32 little-endian, from the end of the record's header.
     """
@@ -68,8 +68,8 @@ class Native(Protocol):
     ) -> tuple[int, int, int, int]:
         """Measure bodies, and lay them out as message frames.
 
-        Returns the number of bodies, the place behind the last, and the sizes of the smallest and
-        the largest. It stops before a body that is incomplete, empty or too large, has another
+        Returns the number of bodies, the position behind the last, and the sizes of the smallest
+        and the largest. It stops before a body that is incomplete, empty or too large, has another
         head, or has no room.
         """
 

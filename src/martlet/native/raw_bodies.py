@@ -26,7 +26,7 @@ class RawBodies(Sequence[bytes]):
     """Bodies in the receive buffer, valid until it is used again.
 
     Attributes:
-        end: the place in the buffer behind the last body.
+        end: the position in the buffer behind the last body.
         smallest, largest: the sizes, in bytes.
         total_bytes: the sum of the sizes.
     """
@@ -53,11 +53,11 @@ class RawBodies(Sequence[bytes]):
         return self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        source, place, *_ = self._bodies
+        source, at, *_ = self._bodies
         for _ in range(self._count):
-            start = place + self._bodies.head + 4
-            place = start + int.from_bytes(source[start - 4 : start])
-            yield bytes(source[start:place])
+            start = at + self._bodies.head + 4
+            at = start + int.from_bytes(source[start - 4 : start])
+            yield bytes(source[start:at])
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...

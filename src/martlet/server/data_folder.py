@@ -54,9 +54,9 @@ class Unfinished(OSError):
 
 def mark_unfinished(storage: Storage, why: str | None) -> None:
     """Keep brokers from starting on the folder, and record why; with None, allow it again."""
-    found = json.loads(storage.read(IDENTITY_NAME) or b"{}")
-    if found.get("unfinished") != why:
-        content = {key: value for key, value in found.items() if key != "unfinished"}
+    content = json.loads(storage.read(IDENTITY_NAME) or b"{}")
+    if content.get("unfinished") != why:
+        content = {key: value for key, value in content.items() if key != "unfinished"}
         if why is not None:
             content["unfinished"] = why
         storage.replace(IDENTITY_NAME, json.dumps(content).encode())
@@ -78,8 +78,8 @@ def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) ->
         storage.replace(IDENTITY_NAME, json.dumps(content).encode())
         return fresh
     try:
-        found = dict(json.loads(data))
-        version, name = found["version"], str(found.get("broker", ""))
+        content = dict(json.loads(data))
+        version, name = content["version"], str(content.get("broker", ""))
     except (ValueError, LookupError, TypeError) as error:
         raise NoIdentity(
             f"{IDENTITY_NAME}, which holds its name, cannot be understood ({error}): put it back"
@@ -91,8 +91,8 @@ def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) ->
             f"{IDENTITY_NAME} says format {version}, this Martlet reads {VERSION}: run the one that"
             " wrote it"
         )
-    if "unfinished" in found and not to_finish:
-        raise Unfinished(str(found["unfinished"]))
+    if "unfinished" in content and not to_finish:
+        raise Unfinished(str(content["unfinished"]))
     return name
 
 
@@ -157,7 +157,7 @@ def open_folder(
             storage.close()
             raise
         if is_new:
-            log.info("LOG: the data folder %s is made; there was none", path)
+            log.info("LOG: made the data folder %s", path)
         try:
             identity = broker_identity(storage, broker_id or uuid.uuid4().hex)
             run = "" if options.replica_name else uuid.uuid4().hex
@@ -210,8 +210,8 @@ def _close_to_others(path: Path, log: logging.Logger) -> None:
     """Take others' rights to the files of a broker, which earlier versions have made with them."""
     if not (path / IDENTITY_NAME).exists():
         return  # It may be a folder of other things, as a home.
-    folders = [each for each in (path / "log", path / "index", path / CUT) if each.is_dir()]
-    files = [each for folder in folders for each in folder.iterdir()]
+    folders = [folder for folder in (path / "log", path / "index", path / CUT) if folder.is_dir()]
+    files = [file for folder in folders for file in folder.iterdir()]
     small = [path / name for name in (IDENTITY_NAME, CHECKPOINT, "martlet.lock")]
     if make_private([*folders, *files, *small]):
         log.info(
@@ -226,12 +226,12 @@ def _check_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> 
     if not files:
         return
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    found = f"the data folder {path} has files of nsqd's ({files[0]}{more}), which are not read"
+    problem = f"the data folder {path} has files of nsqd's ({files[0]}{more}), which are not read"
     if (path / IDENTITY_NAME).exists() or options.ignore_nsqd_data:
-        log.warning("LOG: %s; 'martlet import-nsqd' takes them over", found)
+        log.warning("LOG: %s; 'martlet import-nsqd' takes them over", problem)
         return
     raise NsqdData(
-        f"{found}: run 'martlet import-nsqd {path} {_FLAG}=OTHER' to take its topics and messages"
+        f"{problem}: run 'martlet import-nsqd {path} {_FLAG}=OTHER' to take its topics and messages"
         f" over, and start on OTHER; or start here without them, with --ignore-nsqd-data"
     )
 

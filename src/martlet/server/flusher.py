@@ -202,9 +202,9 @@ class Flusher:
 
     def _fail(self, error: OSError) -> None:
         log = self._broker.log
-        known = log.failed is not None
+        had_failed = log.failed is not None
         log.flush_failed(error)
-        if not known:
+        if not had_failed:
             self._log.critical("%s", log.failed)
             if log.may_recover:
                 self._recovery = self._loop.create_task(self._recover())

@@ -102,8 +102,8 @@ class Listeners:
             if self._http_servers:
                 endpoints = routes()
                 answers = (
-                    each.answer_by(endpoints, ends_requests=ends_requests)
-                    for each in self._http_servers
+                    server.answer_by(endpoints, ends_requests=ends_requests)
+                    for server in self._http_servers
                 )
                 await asyncio.gather(*answers)
             return

@@ -94,8 +94,8 @@ def _bound(host: str, port: int) -> socket.socket:
             if error.errno not in _NO_IPV6:
                 raise
             host = "0.0.0.0"
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    family, *_, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
     return _bind(family, (address[0], port, *address[2:]))
 
 

@@ -144,8 +144,8 @@ class LookupPeer:
         writer.write(v1.MAGIC)
         (answer,) = await self._ask(reader, writer, [v1.identify(self._identity)])
         try:
-            known = json.loads(answer)
-            host, port = known["broadcast_address"], known["http_port"]
+            info = json.loads(answer)
+            host, port = info["broadcast_address"], info["http_port"]
             if not isinstance(host, str) or type(port) is not int:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -189,14 +189,14 @@ class LookupPeer:
                 raise ConnectionError(f"it sends {said!r} unasked" if said else "it hung up")
             return changed.done()
         finally:
-            for each in both:
-                each.cancel()
+            for task in both:
+                task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
     def _news(self, topic: str, channel: str) -> bytes:
-        known = self._broker.topics.get(topic)
-        there = known is not None and (not channel or channel in known.channels)
-        command = (v1.register if there else v1.unregister)(topic, channel)
+        existing = self._broker.topics.get(topic)
+        exists = existing is not None and (not channel or channel in existing.channels)
+        command = (v1.register if exists else v1.unregister)(topic, channel)
         kind = "channel" if channel else "topic"
         log.info("LOOKUPD(%s): %s %s", self.address, kind, command.decode().strip())
         return command
@@ -300,9 +300,9 @@ class LookupPeers:
         """Register a new topic or unregister a deleted one."""
         for peer in self._peers.values():
             peer.notify(topic.name)
-        asked = [peer.http_address for peer in self._peers.values() if peer.http_address]
-        if asked and self._broker.topics.get(topic.name) is topic and not topic.channels:
-            task = asyncio.get_running_loop().create_task(self._adopt_channels(topic, asked))
+        daemons = [peer.http_address for peer in self._peers.values() if peer.http_address]
+        if daemons and self._broker.topics.get(topic.name) is topic and not topic.channels:
+            task = asyncio.get_running_loop().create_task(self._adopt_channels(topic, daemons))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -313,13 +313,15 @@ class LookupPeers:
         for peer in self._peers.values():
             peer.notify(topic.name, channel.name)
 
-    async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
+    async def _adopt_channels(self, topic: Topic, daemons: list[str]) -> None:
         """Create the channels that a new topic has at other brokers; they get all its messages."""
         starts = {part.number: part.backlog_offset for part in topic.at_queues}
-        answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
+        answers = await asyncio.gather(
+            *(self._channels(topic.name, address) for address in daemons)
+        )
         for name in dict.fromkeys(name for names in answers for name in names):
-            known = self._broker.topics.get(topic.name) is topic
-            if known and name not in topic.channels:
+            exists = self._broker.topics.get(topic.name) is topic
+            if exists and name not in topic.channels:
                 try:
                     # A queue added meanwhile is as new as the topic.
                     starts = {part.number: starts.get(part.number, 0) for part in topic.at_queues}

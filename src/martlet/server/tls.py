@@ -84,9 +84,9 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
 
 def suite_name(context: ssl.SSLContext, cipher: str) -> str:
     """Return nsqd's name for a cipher suite, given OpenSSL's."""
-    known = _SUITES.get(cipher)
-    if known is not None:
-        return known
+    name = _SUITES.get(cipher)
+    if name is not None:
+        return name
     for suite in context.get_ciphers():
         if suite["name"] == cipher:
             return f"Unknown {suite['id'] & 0xFFFF}"

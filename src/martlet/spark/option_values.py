@@ -40,13 +40,13 @@ def number(
     if text is None:
         return default
     try:
-        found = parse(text)
+        value = parse(text)
     except ValueError as error:
         form = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
         raise ValueError(f"option {name}: {text!r} is not {form}") from error
-    if not min_value <= found <= max_value:
-        raise ValueError(f"option {name}: {found} is not between {min_value} and {max_value}")
-    return found
+    if not min_value <= value <= max_value:
+        raise ValueError(f"option {name}: {value} is not between {min_value} and {max_value}")
+    return value
 
 
 def boolean(options: Mapping[str, str], name: str, default: bool) -> bool:

@@ -77,7 +77,7 @@ async def _log_values(request: web.Request, inputs: Inputs) -> Mapping[str, Any]
         "rows": [
             (row, body_text(row.message.body if sees else b"", len(row.message.body),
                              _form(inputs), LISTED_BYTES))
-            for row in result.found
+            for row in result.messages
         ],
         "after": json.dumps(dict(result.after)) if result.after else "",
         "next": result.next and "|".join(map(str, result.next)),
@@ -145,7 +145,7 @@ def _earlier(inputs: Inputs, result: LogResult) -> int | None:
         for url, queue in result.queues
         if inputs.broker in ("", url) and inputs.text("queue") in ("", str(queue.queue))
     ]
-    offsets = [row.message.offset for row in result.found]
+    offsets = [row.message.offset for row in result.messages]
     is_search = any(inputs.text(name) for name in ("key", "header", "text"))
     if len(chosen) != 1 or not offsets or is_search or min(offsets) <= chosen[0].start_offset:
         return None
@@ -214,7 +214,7 @@ async def export(request: web.Request) -> web.StreamResponse:
 
 
 async def _lines(topic: str, result: LogResult) -> AsyncIterator[Mapping[str, Any]]:
-    for row in result.found:
+    for row in result.messages:
         message = row.message
         yield {
             "broker": row.broker,

@@ -88,7 +88,7 @@ class FoundMessage:
 class LogResult:
     """What was read."""
 
-    found: list[FoundMessage] = field(default_factory=list)
+    messages: list[FoundMessage] = field(default_factory=list)
     queues: list[tuple[str, LogQueue]] = field(default_factory=list)
     """The queues that there are, of each broker."""
     read_count: int = 0
@@ -110,7 +110,7 @@ class LogResult:
 
     def limit(self, max_found: int) -> str:
         """Return the limit that was reached; empty for none."""
-        if len(self.found) >= max_found:
+        if len(self.messages) >= max_found:
             return f"{max_found} messages found"
         if self.read_count >= MAX_READ:
             return f"{MAX_READ:,} messages looked at"
@@ -143,8 +143,8 @@ async def search_by_key(
         result.read_count += len(answer.messages)
         result.read_bytes += sum(len(message.body) for message in answer.messages)
         matching = filter(message_filter.matches, answer.messages)
-        result.found += [FoundMessage(url, message) for message in matching]
-    result.found.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
+        result.messages += [FoundMessage(url, message) for message in matching]
+    result.messages.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
     result.after = {url: answer.next for url, answer in answers.values.items() if answer.next}
     result.stopped = f"{MAX_FOUND} of a broker, or {MAX_S:.0f} s" if result.after else ""
     result.took_s = time.monotonic() - began_s
@@ -202,7 +202,7 @@ class LogReader:
             except AdminError as error:
                 result.errors.append(f"queue {queue.queue} of {error}")
         if start.kind == "last" and not start.on:
-            result.found.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
+            result.messages.sort(key=lambda row: row.message.stored_at_ns, reverse=True)
         result.took_s = self._clock() - self._began_s
         return result
 
@@ -255,8 +255,8 @@ class LogReader:
                 result.read_count += 1
                 result.read_bytes += len(message.body)
                 if self._wanted.matches(message):
-                    result.found.append(FoundMessage(url, message))
-                if len(result.found) >= self._max_found:
+                    result.messages.append(FoundMessage(url, message))
+                if len(result.messages) >= self._max_found:
                     offset = message.offset + 1
                     break
         return True
@@ -265,4 +265,4 @@ class LogReader:
         """Return how many messages one read may have."""
         if self._wanted:
             return MAX_READ - self._result.read_count
-        return self._max_found - len(self._result.found)
+        return self._max_found - len(self._result.messages)

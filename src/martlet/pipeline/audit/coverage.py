@@ -72,7 +72,7 @@ class Extent:
         there = sorted([*self.segments, *((gap.start, gap.end) for gap in self.missing)])
         return any(True for _ in apart_from(there, start, min(end, self.end)))
 
-    def places(self, start: int, end: int) -> list[LogRange]:
+    def lost_ranges(self, start: int, end: int) -> list[LogRange]:
         """Return the damaged and missing ranges between two positions."""
         lost = [*self.damage, *self.torn, *self.missing]
         touched = [gap for gap in lost if gap.start < end and start < gap.end]
@@ -80,8 +80,8 @@ class Extent:
 
     def is_torn(self, start: int, end: int) -> bool:
         """Return whether all damage between two positions was there when the broker started."""
-        places = self.places(start, end)
-        return bool(places) and all(place in self.torn for place in places)
+        lost = self.lost_ranges(start, end)
+        return bool(lost) and all(gap in self.torn for gap in lost)
 
     def gap(self, start: int, end: int) -> list[LogRange]:
         """Return the ranges between two positions that do not exist, removed or missing."""

@@ -219,7 +219,7 @@ class QueueAudit:
         since, until = gap["since"], gap["position"]
         if self._extent.is_torn(since, until + 1):
             return  # The record was not durable; its messages are redelivered.
-        places = self._extent.places(since, until + 1) or [self._between(since, until)]
+        places = self._extent.lost_ranges(since, until + 1) or [self._between(since, until)]
         first, end = gap["first"], max(gap["first"], gap["end"])
         text = (
             f"{gap['missing']} finish records are missing; they say what was finished of these"
@@ -286,7 +286,9 @@ class QueueAudit:
                 self._line(channel, hour).counts["lost"] += lost
         extent = self._extent
         start, end = since or 0, extent.end if until is None else until
-        places = extent.places(start, end) or extent.gap(start, end) or [self._between(start, end)]
+        places = (
+            extent.lost_ranges(start, end) or extent.gap(start, end) or [self._between(start, end)]
+        )
         self._find("lost", [gap], places, count, unfinished)
 
     def _judge_needed(self, stored: list[Stretch]) -> None:
@@ -304,7 +306,7 @@ class QueueAudit:
             for missing in lost:
                 since, until = self._bracket(missing)
                 start, stop = since or 0, self._extent.end if until is None else until
-                ranges = self._extent.places(start, stop)
+                ranges = self._extent.lost_ranges(start, stop)
                 if ranges or not self._extent.was_removed(start, stop):
                     # Otherwise the broker removed it on a full disk, after the checkpoint.
                     taken.append(missing)

@@ -90,15 +90,15 @@ class AuthServers:
                 name: [value.decode("utf-8", "replace") if isinstance(value, bytes) else value]
                 for name, value in question.items()
             }
-            asked = session.post(
+            request = session.post(
                 URL(url, encoded=True),
                 data=json.dumps(texts, ensure_ascii=False).encode(),
                 headers={"Content-Type": "application/json"},
             )
         else:
             url = f"{url}{'&' if '?' in url else '?'}{urlencode(question)}"
-            asked = session.get(URL(url, encoded=True))
-        async with asked as response:
+            request = session.get(URL(url, encoded=True))
+        async with request as response:
             return response.status, await read_body(response, MAX_ANSWER_BYTES)
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -252,7 +252,7 @@ class Authorizer:
         self._go_on()
 
     def close(self) -> None:
-        """Stop asking: the client is gone."""
+        """Stop asking, as the client has disconnected."""
         if self._asking is not None:
             self._asking.cancel()
 
