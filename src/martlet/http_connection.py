@@ -168,4 +168,4 @@ def is_gone(request: web.BaseRequest) -> bool:
 
 
 GONE_STATUS = 499
-"""The status in the log of a request whose client went away; nobody gets it."""
+"""The status in the log of a request whose client has disconnected; it is not sent."""

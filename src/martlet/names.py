@@ -27,8 +27,8 @@ _MAX_BYTES = 1 << 20
 _MAX_SHOWN = 200
 _ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 PUBLISH_AGAIN = "publish again"
-"""How the reason ends for which a broker refuses messages until its next primary, which is there in
-a moment, takes them. NSQ's protocol has one code for all reasons not to store.
+"""The end of the reason for which a broker refuses messages until its next primary takes them, in a
+moment. NSQ's protocol has one code for all reasons not to store.
 """
 
 
@@ -67,7 +67,7 @@ class Pattern(Protocol):
 
     @property
     def programsize(self) -> int:
-        """The number of its instructions: compiling and matching take time by it."""
+        """The number of its instructions, which decides how long compiling and matching take."""
 
     def search(self, text: str) -> object | None:
         """Match anywhere in a text; None if nothing does."""

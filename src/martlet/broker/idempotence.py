@@ -74,7 +74,7 @@ class ProducerSend:
     ) -> None:
         self.receipt = receipt
         self.topic = topic
-        """The log number of the topic at its queue; of a bucket, for delayed messages."""
+        """The log number of the topic at its queue; for delayed messages, of their bucket."""
         self.target = topic if target is None else target
         """That of the queue that finally gets the messages."""
         self.offset = offset

@@ -178,7 +178,7 @@ class Site:
             self.streams.pop(task, None)
 
     def _make_room(self, who: tuple[str, str]) -> None:
-        """End the oldest live page of one who has too many: nobody takes those of others."""
+        """End the oldest live page of a user with too many, and no page of other users."""
         counts = Counter(self.streams.values())
         if counts[who] < MAX_STREAMS_OF_ONE:
             if len(self.streams) < MAX_STREAMS:

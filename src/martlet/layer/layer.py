@@ -245,7 +245,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
                 self.close()
 
     def _break(self, error: Exception) -> None:
-        """Abort the connection: the stream cannot be decoded any more."""
+        """Abort the connection, as the stream can no longer be decoded."""
         self._error = error
         self.lower.abort()
 

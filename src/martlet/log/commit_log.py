@@ -69,7 +69,7 @@ class CommitLog(SegmentedLog):
         self.is_tight = False
         """Whether the last attempt to reserve segments for messages found no room for all."""
         self.refusal: str | None = None
-        """With replicas: why nothing is written any more though the log is well."""
+        """With replicas: why the log takes no writes, although it has not failed."""
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
@@ -267,12 +267,12 @@ class CommitLog(SegmentedLog):
         self._end = self._kept_end = self.position
 
     def refuse_writes(self, reason: str) -> None:
-        """Take no more writes: another replica is to go on from here."""
+        """Take no more writes, as another replica is to take over from here."""
         self.refusal = reason
         self._end = self._kept_end = self.position  # So that each write asks for room first.
 
     def accept_writes(self) -> None:
-        """Take writes again, from a new segment on: no other replica goes on."""
+        """Take writes again, from a new segment on, as no other replica took over."""
         self.refusal = None
 
     def make_room(self, length: int, *, journal: bool) -> None:

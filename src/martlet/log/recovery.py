@@ -273,8 +273,8 @@ def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Hea
 def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
     """Return the segments that may hold records written at a time or later.
 
-    One that began before an earlier one says nothing: earlier versions went by a clock that was set
-    back.
+    The beginning of a segment does not count if the one before began later: earlier versions used a
+    clock that could be set back.
     """
     since = newest_ns = 0
     for number, segment in enumerate(segments):

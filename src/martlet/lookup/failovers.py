@@ -50,7 +50,7 @@ class Failovers:
         self._held = 0
 
     def lost(self, broker: str, topics: Iterable[str]) -> None:
-        """The registrations of a broker's primary are gone."""
+        """Handle that the registrations of a broker's primary were removed."""
         self._forget()
         before = self._lost.pop(broker, None)
         awaited = dict.fromkeys(topics) | (before.topics if before is not None else {})

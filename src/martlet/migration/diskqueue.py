@@ -52,7 +52,7 @@ class Findings:
     lost: list[str] = field(default_factory=list)
     """A part could not be read: messages may be missing."""
     doubts: list[str] = field(default_factory=list)
-    """Messages may come again that were consumed, or state was lost that is no message."""
+    """Consumed messages may be imported again, or state other than messages was lost."""
     notes: list[str] = field(default_factory=list)
     """A part was skipped with good reason."""
     more: int = 0
@@ -62,7 +62,7 @@ class Findings:
         self._add(self.lost, text)
 
     def doubt(self, text: str) -> None:
-        """Messages may come again, or lack something."""
+        """Messages may be imported again, or be incomplete."""
         self._add(self.doubts, text)
 
     def note(self, text: str) -> None:
@@ -130,7 +130,7 @@ class QueueFile:
         return self._map
 
     def close(self) -> None:
-        """Let the map go; it comes again when it is asked for."""
+        """Close the map; the next read opens it again."""
         self._map = None
 
     def chunks(self, damaged: Callable[[int, int, str], None]) -> Iterator[tuple[Offsets, Offsets]]:

@@ -1,8 +1,9 @@
 """Importing: nsqd's topics, channels and messages, into a broker's log.
 
 Topic by topic: the messages of its channels in the order of the `martlet.migration.layout`, then
-the channels with their cursors, then, behind them, the topic's own backlog.  A topic that is paused
-is paused before its backlog comes.  While a topic has no channel, the broker keeps all it stores.
+the channels with their cursors, then, behind them, the topic's own backlog.  A paused
+topic is paused before its backlog is imported.  While a topic has no channel, the broker keeps all
+it stores.
 
 The work may be killed at any moment and begun again: what a topic's queue already holds is passed
 over.  If a power cut has taken a part of the log, the topic is begun anew.  No broker starts on the

@@ -464,7 +464,7 @@ class Replica:
 
     def _fail_unless_space_comes(self, role: Standby | Candidate, now_ns: int) -> None:
         """End the process where the disk has failed. A standby whose disk is full ends only its
-        connection: what it has received since is in doubt too, and comes again.
+        connection: the primary sends again what it has received since.
         """
         if not (role.copy.may_recover and isinstance(role, Standby)):
             raise ReplicaFailed(role.copy.failed, may_pass=role.copy.may_recover)

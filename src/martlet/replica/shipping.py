@@ -47,7 +47,7 @@ class Link(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether what is sent now has to wait. The caller is told when that is over."""
+        """Whether what is sent now has to wait. The caller is notified when that ends."""
 
     def send(self, frame: Frame) -> None:
         """Send a frame; nothing happens where the connection has ended."""

@@ -230,7 +230,7 @@ class Standby:
         self._follow()
 
     def _learn_epochs(self) -> None:
-        """The log goes on, maybe behind segments that the primary has removed: learn of those."""
+        """Take over the primary's epochs; it may have removed segments that this log lacks."""
         before = [replace(epoch) for epoch in self.copy.epochs.ranges]
         learn_epochs(self.copy, self._epochs_there)
         if self.copy.epochs.ranges != before:

@@ -126,7 +126,7 @@ class GroupSummary(OperationAnswer, kw_only=True):
         queue_count: the topic's queues.
         lag: messages that are not committed yet.
         is_paused: whether it gets no messages.
-        kind: ``offsets``, or ``follower`` of one that shows an external reader, such as a query.
+        kind: ``offsets`` of a group, ``follower`` of an external reader, such as a Spark query.
         retains: whether the log keeps what a follower has yet to read.
     """
 
@@ -209,7 +209,7 @@ class GroupDescription(OperationAnswer, kw_only=True):
         strategy: how queues are assigned.
         leader: the member that assigns the queues of all brokers.
         is_paused: whether it gets no messages.
-        kind: ``offsets``, or ``follower`` of one that shows an external reader, such as a query.
+        kind: ``offsets`` of a group, ``follower`` of an external reader, such as a Spark query.
         retains: whether the log keeps what a follower has yet to read.
         tags: it gets only messages with one of these.
         filter: it gets only messages for which this condition is true.

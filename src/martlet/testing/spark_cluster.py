@@ -37,7 +37,7 @@ class SparkCluster:
     """
 
     def __init__(self, workers: int = 2, *, cores: int = 1, memory_mb: int = 1024) -> None:
-        """Take the settings, of a worker its cores and MiB for executors; ``with`` starts all."""
+        """Set up a cluster, which ``with`` starts; each worker has cores and MiB for executors."""
         self._count = workers
         self._cores = cores
         self._memory_mb = memory_mb

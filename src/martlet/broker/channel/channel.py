@@ -53,7 +53,8 @@ SAME_NS = MILLISECOND_NS
 class Channel(ChannelState):
     """A channel of a topic, at one of its queues: its state, and the objects that work on it.
 
-    `waiting` has all that new messages wake: this channel, while a consumer has capacity.
+    The topic calls what is in `waiting` for new messages: this channel's delivery, while a consumer
+    has capacity.
     """
 
     def __init__(
@@ -420,16 +421,19 @@ class Channel(ChannelState):
             self.alarm.at(self.context.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
-        """Deliver messages again that another broker, from which the channel was imported, had
-        delivered: their numbers of attempts by offset.
+        """Deliver imported messages that their former broker had delivered before.
+
+        `attempts` has by offset how often.
         """
         self.wait_again((offset, count, 0, 0) for offset, count in attempts.items())
         self.pump()
 
     def wait_again(self, messages: Iterable[tuple[int, int, int, int]]) -> None:
-        """Make messages below the cursor wait for delivery, unless they do already: the offset of
-        each, its attempts, its time in ns (0 for now), its failures. The caller calls
-        `resume_delivery`.
+        """Make messages below the cursor wait for delivery; the caller then calls
+        `resume_delivery`. A message that waits already, or is in flight, is left as it is.
+
+        Args:
+            messages: of each its offset, its attempts, its time in ns (0 for now) and its failures.
         """
         now_ns = self.context.clock()
         window, pending = self.cursor.window, self.cursor.pending

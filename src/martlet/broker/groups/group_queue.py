@@ -86,8 +86,8 @@ class GroupQueue:
             channel.moved()  # The journal writes the traces of moved channels.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:
-        """Commit that everything below an offset has been handled. Returns the offset that counts:
-        a higher one if that was committed before.
+        """Commit that everything below an offset has been handled. Returns the group's
+        offset, which is higher if a higher one was committed before.
         """
         channel = self._channel
         cursor = channel.cursor

@@ -38,7 +38,7 @@ class PendingMessage(Generic[OwnerT]):
     rank: int = 0
     """The rank of its last delivery (see `martlet.broker.queue.started`)."""
     first_rank: int = 0
-    """That of its first unanswered delivery to the same owner: an answer may be to that one."""
+    """The rank of its first unanswered delivery to the same owner, which an answer may mean."""
     last_progress: StartedMessages | None = None
     """The progress of the owner for which it timed out, and which may still answer; a reference to
     the owner would keep its connection in memory.

@@ -70,7 +70,7 @@ class Retained(ABC):
     loss_label: str
     """The label of lost messages that no channel had."""
     voids: list[Stretch]
-    """Offsets that nothing needs any more, and that may be missing in the log; rising."""
+    """Offsets, rising, that nothing needs; their messages may be missing in the log."""
     dropped_count: int
     """Messages dropped to free space before they were finished."""
 

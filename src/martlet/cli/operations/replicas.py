@@ -260,8 +260,8 @@ def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> li
 
 
 async def unreachable(seen: Seen) -> dict[str, str]:
-    """Connect to each replica that says that it runs. Returns why that failed, by name: what one
-    that was just killed said lasts for 3 s.
+    """Connect to each replica that says that it runs. Returns why that failed, by name: a killed
+    replica's presence lasts for 3 s.
     """
     addresses = {
         name: presence.address

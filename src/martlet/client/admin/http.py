@@ -394,7 +394,7 @@ class AdminHttp:
             raise AdminError(url, f"no answer of a broker: {error}") from None
 
     def withholds_token(self, url: str) -> bool:
-        """Return whether a broker gets no token, as an untrusted one that a daemon names."""
+        """Return whether a broker gets no token, as only lookup daemons name it, untrusted."""
         if self._settings.operator_token is None or url in self._named:
             return False
         try:

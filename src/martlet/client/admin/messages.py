@@ -1,4 +1,4 @@
-"""Messages as the log has them: read them by offset or time, whatever channels did with them.
+"""Read messages from the log by offset or time, also those that channels have finished.
 
 ::
 

@@ -74,7 +74,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
         """Make the session at one broker."""
 
     def _on_failure(self, error: Exception) -> None:
-        """End the consumer, since a broker is not tried any more."""
+        """End the consumer, since the client has given up a broker."""
         self._source.close(error)
 
     def _on_trouble(self, cause: str) -> None:

@@ -90,7 +90,7 @@ class ReceiveBuffer(Waiters):
         self.worker_count = 0
         """The number of workers that take messages from here."""
         self.on_expired: Callable[[int], None] = lambda _count: None
-        """Called with the number of messages dropped after their timeout: they come again."""
+        """Called with the number of messages dropped after a timeout; brokers redeliver them."""
         self.on_hungry: Callable[[], None] | None = None
         """Called when a worker waits for a message after `take_late` took some out."""
         self.is_out: Callable[[], bool] = lambda: False

@@ -335,7 +335,7 @@ class Accumulator:
     # Outcomes.
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
-        """Complete a broker's oldest batch, which is stored, perhaps less safely than wanted."""
+        """Complete a broker's oldest batch, which is stored; `result` says how safely."""
         broker = batch.broker
         self._land(batch)
         broker.stored_count += batch.message_count

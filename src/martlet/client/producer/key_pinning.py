@@ -4,7 +4,7 @@ So the messages of a key are in flight at one broker only, where they stay in or
 connection is lost all of them, sent or not, move together.  A key of which nothing is unanswered is
 forgotten, and belongs to the broker of its hash again (see `martlet.client.producer.routing`).
 
-Of a key with a SEND in flight, nothing else is: a SEND that a broker declines comes again, and
+Of a key with a SEND in flight, nothing else is: a SEND that a broker declines is repeated, and
 those behind it would have overtaken it.  A SEND whose key is pinned to an nsqd waits likewise; then
 the key is pinned to a Martlet broker.
 """

@@ -106,7 +106,7 @@ class SyncConsumerBase(SyncProxy[ConsumerT]):
     def close(self) -> None:
         """Stop, wait for running handlers, unsubscribe, and close the connections.
 
-        A handler that calls this does not wait for itself; its message comes again.
+        A handler that calls this does not wait for itself; its message is redelivered.
         """
         thread = self._thread
         if thread is not None and not thread.is_forked:

@@ -114,7 +114,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         """Iterate over messages in batches, each of one broker, to finish or requeue.
 
         The arguments are those of `martlet.client.Consumer.batches`. Messages left from iterating
-        are given back to the brokers first, and come again.
+        are given back to the brokers first, which redeliver them.
         """
         thread = self._entered()
         self._give_back()

@@ -4,7 +4,7 @@
 
     type u8 | length u24, little-endian | content of that length
 
-    ff  "sNaPpY"                       begins a stream, may come again
+    ff  "sNaPpY"                       begins a stream, may be repeated
     00  sum u32 LE | snappy            a block
     01  sum u32 LE | bytes as they are a block that would not become smaller
     80 to fe                           to be skipped

@@ -68,7 +68,7 @@ class GoneWatcher(Protocol):
 
 
 class AnswerAgain(Exception):
-    """Other endpoints answer since the request came: find the one that answers it now."""
+    """The endpoints changed after the request was received: find the one that answers it now."""
 
 
 class Request:

@@ -80,7 +80,7 @@ class ReadyText(web.StreamResponse):
         return self._bytes
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Send it. Raises ConnectionResetError where the client is gone."""
+        """Send it. Raises ConnectionResetError if the client has disconnected."""
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")

@@ -115,7 +115,7 @@ class CommandInput:
             self._going_on = None
 
     def answered(self) -> None:
-        """Go on: nothing is due any more that a command has waited for."""
+        """Continue: the answers that a command has waited for were sent."""
         if self.own is None:
             self.waits = False  # The client has sent nothing more.
             self.resume()

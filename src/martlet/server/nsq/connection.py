@@ -248,7 +248,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.lose(error)
 
     def drop(self, reason: str) -> None:
-        """Close at once: the client is gone or does not read."""
+        """Close at once, as the client has disconnected or does not read."""
         self._context.log.warning("[%s] the client %s: closing", self.remote_address, reason)
         self.abort()
 

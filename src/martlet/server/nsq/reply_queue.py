@@ -70,7 +70,7 @@ class ReplyQueue:
         self.due: deque[Answer] = deque()
         """The answers, the oldest first."""
         self.is_closed = False
-        """Whether the client is gone."""
+        """Whether the client has disconnected."""
         self.settles = False
         """Whether the next command waits until a change is answered."""
 
@@ -83,7 +83,7 @@ class ReplyQueue:
 
     def promise(self, receipt: Receipt, verb: str, reply: int | DeferredReply) -> None:
         """Answer a publish, with a number of OKs or with a reply of its own, when the flush mode's
-        promise holds for its receipt. The verb is for an error.
+        promise holds for its receipt. An error names the verb.
         """
         self.due.append((receipt, verb, reply))
         self._commits.stage(self)
@@ -96,7 +96,7 @@ class ReplyQueue:
 
     def settle_change(self, verb: str, handle: Callable[[], Outcome]) -> Outcome:
         """Handle a command that may change topics or channels. Its answers, and the next commands,
-        wait until the flush mode's promise holds for all such changes. The verb is for an error.
+        wait until the flush mode's promise holds for all such changes. An error names the verb.
         """
         if self.due:
             return WAIT  # A message must not overtake an answer that waits behind earlier ones.
@@ -141,7 +141,7 @@ class ReplyQueue:
         return bool(self.due)
 
     def close(self) -> None:
-        """Drop all: the client is gone."""
+        """Drop all answers, as the client has disconnected."""
         self.is_closed = True
         self.due.clear()
         self._commits.forget(self)

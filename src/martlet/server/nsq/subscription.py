@@ -42,7 +42,7 @@ class ClientSubscription:
         return f"{self.connection.identity.client_id} {self.connection.remote_address}"
 
     def end(self, broker: BrokerCore) -> None:
-        """Requeue the messages in flight: the client is gone."""
+        """Requeue the messages in flight of a client that has disconnected."""
         self.channel.remove_consumer(self.consumer)
         broker.left(self.topic, self.channel)
 

@@ -575,7 +575,7 @@ class ReplicaNode:
         self, log_lost: Callable[[str, str, int, int, str], None],
         topic: str, channel: str, first: int, end: int, reason: str,
     ) -> None:  # fmt: skip
-        """The primary cannot read messages: it steps down if a replica may have them."""
+        """Step down, if another replica may have messages that this primary cannot read."""
         primary, now_s = self.replica.primary, time.monotonic()
         if (
             primary is None

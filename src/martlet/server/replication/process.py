@@ -186,8 +186,8 @@ class ReplicaProcess:
         return address if name and is_other else None
 
     def _keep_primary(self) -> None:
-        """Keep who is primary by the newest document. It is needed when the metadata store has lost
-        the document or has an old one, or a new node has not read it yet.
+        """Keep the primary that the newest document names, for the time when the metadata store has
+        lost the document or has an old one, or a new node has not read it yet.
         """
         replica: Replica | None = getattr(self.node, "replica", None)
         seen = replica.seen if replica is not None else None

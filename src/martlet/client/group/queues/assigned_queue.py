@@ -247,7 +247,9 @@ class AssignedQueue:
         self._ready_queues.add(self)
 
     def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
-        """Note how many members were lost with each message; None if the broker does not count."""
+        """Note how often the handling of each message ended with a lost member; None if the broker
+        does not count that.
+        """
         if failures is None:
             self.starts = None
         elif self.say_started is not None:

@@ -150,7 +150,7 @@ class HttpApi:
     async def _received(
         self, request: Request, client: ReceivingClient, max_count: int, wait_s: float
     ) -> object:
-        """Wait for messages, and send them. One who is gone gets none of them."""
+        """Wait for messages, and send them, unless the client has disconnected."""
         messages: list[LeasedMessage] = []
         sent, done = False, False
         try:

@@ -13,7 +13,7 @@ Before an answer is sent, the journal has the channel's cursor. So a broker that
 afterwards which messages it had delivered how often, and a receipt stays valid until the message is
 delivered again (see `LeaseReceipt`).
 
-A client that is gone before its answer gave nothing to do: its messages go to others at once. That
+If a client disconnects before its answer, other clients get its messages at once. That
 is no failure, and no attempt where none of the answer was sent.
 """
 
@@ -369,7 +369,7 @@ class Leases:
     def abandon(
         self, client: ReceivingClient, messages: Sequence[LeasedMessage], *, sent: bool
     ) -> None:
-        """End the lease of a client that is gone: its messages go to others, without a failure.
+        """End the lease of a disconnected client; others get its messages, without a failure.
 
         Args:
             sent: whether it may have got some of the answer.
