@@ -52,7 +52,8 @@ class Nsqd(BrokerProcess):
     @property
     def command(self) -> list[str]:
         """The command line of nsqd."""
-        return [NSQD or "nsqd", *super().command[4:]]
+        own = "--disk-force-percent=0"  # Of Martlet's brokers alone.
+        return [NSQD or "nsqd", *(word for word in super().command[4:] if word != own)]
 
 
 class Link:

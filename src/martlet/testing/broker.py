@@ -22,7 +22,8 @@ class Broker:
             async with Producer(broker.tcp_address) as producer:
                 await producer.publish("orders", b"one")
 
-    Without a data folder it has one of its own, which goes with it.
+    Without a data folder it has one of its own, which goes with it. It keeps history however full
+    the machine's disk is, unless ``disk_force_percent`` is given.
 
     Attributes:
         options: what the broker is started with.
@@ -42,7 +43,7 @@ class Broker:
         from martlet.options import BrokerOptions
 
         ports = dict.fromkeys(("tcp_address", "http_address", "https_address"), LOOPBACK)
-        self.options = BrokerOptions(**{**ports, **options})
+        self.options = BrokerOptions(**{**ports, "disk_force_percent": 0, **options})
         self._data_dir = data_dir
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: Server | None = None

@@ -28,6 +28,8 @@ class BrokerProcess:
             broker.kill()
             broker.restart()
 
+    It keeps history however full the machine's disk is, unless ``--disk-force-percent`` is given.
+
     Attributes:
         tcp_address: where NSQ clients connect, as ``host:port``.
         http_address: where HTTP is served, as ``host:port``.
@@ -101,6 +103,7 @@ class BrokerProcess:
             f"--http-address={self.http_address}",
             f"--https-address={self.https_address}",
             f"--data-path={self.data_path}",
+            "--disk-force-percent=0",
             *self._arguments,
         ]
 

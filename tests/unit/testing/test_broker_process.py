@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from martlet.testing import BrokerProcess
+from martlet.cli.servers.broker import arguments
+from martlet.testing import Broker, BrokerProcess
 
 SILENT = "import time; print('still recovering', flush=True); time.sleep(600)"
 
@@ -45,3 +46,13 @@ def test_the_fixture_takes_its_time_from_the_configuration(tmp_path: Path) -> No
         text=True,
     )
     assert "1 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_history_stays_however_full_the_disk_of_the_machine_is(tmp_path: Path) -> None:
+    def force_percent_of(*flags: str) -> object:
+        command = BrokerProcess(tmp_path, *flags).command
+        return arguments().read(command[4:])[0]["disk_force_percent"]
+
+    assert force_percent_of() == Broker().options.disk_force_percent == 0
+    assert force_percent_of("--disk-force-percent=90") == 90
+    assert Broker(disk_force_percent=90).options.disk_force_percent == 90

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEGMENT_BYTES = 64 << 10
-KEEPS_HISTORY = ("--retention=1h", "--disk-force-percent=0")
-"""Also on a machine whose disk is nearly full."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("broker")
     segments = f"--max-bytes-per-file={SEGMENT_BYTES}"
-    arguments = (segments, "--journal-interval=10ms", *KEEPS_HISTORY)
+    arguments = (segments, "--journal-interval=10ms", "--retention=1h")
     with BrokerProcess(folder, *arguments) as broker:
         publish(broker.http_address, "orders", [b"x" * 100] * 300)
         consume(broker, 300, requeued=1)
@@ -136,7 +134,7 @@ def test_what_a_filter_rejects_counts_as_finished(
 ) -> None:
     folder = tmp_path / "broker"
     condition = "region = 'eu'"
-    with BrokerProcess(folder, "--journal-interval=10ms", *KEEPS_HISTORY) as broker:
+    with BrokerProcess(folder, "--journal-interval=10ms", "--retention=1h") as broker:
         with Consumer("orders", "billing", broker.tcp_address, filter=condition):
             pass
         with Producer(broker.tcp_address) as producer:
