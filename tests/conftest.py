@@ -29,8 +29,10 @@ LONGEST = (
 )
 
 
-# A deadline would judge the machine: `tests.time_limit` ends what hangs.
-hypothesis.settings.register_profile("martlet", deadline=None)
+# They would judge the machine: `tests.time_limit` ends what hangs.
+hypothesis.settings.register_profile(
+    "martlet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("martlet")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.native.twins import Twin, TwinClient
 
@@ -276,10 +276,7 @@ def pair_of(flush: str = "async") -> Iterator[Pair]:
 
 
 @pytest.mark.timeout(600)  # about 10 s alone; much more beside other work, or where it fails
-@settings(
-    max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "100")),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "100")))
 @given(st.builds(list.__add__, beginnings, lives), st.sampled_from(["async", "async", "sync"]))
 def test_the_compiled_path_equals_python(chosen: list[Step], flush: str) -> None:
     async def run() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -263,10 +263,7 @@ class SeveralBrokers(RuleBasedStateMachine):
 
 
 TestSeveralBrokers = SeveralBrokers.TestCase
-# Whether it is too slow would judge the machine.
-TestSeveralBrokers.settings = settings(
-    max_examples=60, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
-)
+TestSeveralBrokers.settings = settings(max_examples=60, stateful_step_count=30)
 
 everything = st.dictionaries(st.sampled_from("vwxyz"), st.integers(0, 9), min_size=1)
 groups = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
