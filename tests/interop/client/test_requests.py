@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,6 +55,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 ROOT = Path(__file__).parents[3]
 SOON = Backoff(first_s=0.02, max_s=0.05)
+PATIENT_S = 600.0
+"""Of requests that are answered: `tests.time_limit` ends what hangs."""
 _numbers = itertools.count()
 Handler = Callable[[Message], Awaitable[object] | object]
 
@@ -109,12 +112,12 @@ def test_blocking_clients_request_and_reply(topic: str) -> None:
         )
         handling.start()
         with sync.Producer(broker.tcp_address) as producer:
-            assert producer.request(topic, b"ab", timeout_s=20).body == b"abab"
+            assert producer.request(topic, b"ab", timeout_s=PATIENT_S).body == b"abab"
             consumer.stop()
             handling.join()
             iterating = threading.Thread(target=reply_to_one, args=(topic, broker.tcp_address))
             iterating.start()
-            assert producer.request(topic, b"cd", timeout_s=20).body == b"one of a loop"
+            assert producer.request(topic, b"cd", timeout_s=PATIENT_S).body == b"one of a loop"
             iterating.join()
             assert depth_of(broker, topic) == (0, 0)
             with pytest.raises(RequestTimeout):
@@ -143,9 +146,9 @@ async def test_a_handler_elsewhere_returns_its_reply(
         worker(topic, broker.tcp_address, shout, on=place),  # type: ignore[arg-type]
         Producer(broker.tcp_address) as producer,
     ):
-        assert (await producer.request(topic, b"quiet", timeout_s=30)).body == b"QUIET"
+        assert (await producer.request(topic, b"quiet", timeout_s=PATIENT_S)).body == b"QUIET"
         with pytest.raises(RequestFailed, match="not this one"):
-            await producer.request(topic, b"fail", timeout_s=30)
+            await producer.request(topic, b"fail", timeout_s=PATIENT_S)
 
 
 async def test_the_error_of_a_handler_reaches_the_requester(broker: Broker, topic: str) -> None:
@@ -344,7 +347,7 @@ async def test_a_request_of_a_killed_worker_comes_back_from_another(
     with hanging_worker(topic, broker.tcp_address) as first:
         assert first.stdout is not None
         async with Producer(broker.tcp_address) as producer:
-            request = asyncio.create_task(producer.request(topic, b"job", timeout_s=30))
+            request = asyncio.create_task(producer.request(topic, b"job", timeout_s=PATIENT_S))
             assert await asyncio.to_thread(first.stdout.readline) == "job\n"
 
             def handle(message: Message) -> None:
@@ -371,13 +374,13 @@ async def test_requests_go_on_after_a_restart_of_the_broker(topic: str, tmp_path
             Producer(broker.tcp_address, backoff=SOON) as producer,
             worker(topic, broker.tcp_address, handle),
         ):
-            request = asyncio.create_task(producer.request(topic, b"x", timeout_s=30))
+            request = asyncio.create_task(producer.request(topic, b"x", timeout_s=PATIENT_S))
             await begun.wait()
             broker.kill()
             held.set()
             await asyncio.to_thread(broker.start)
             assert (await request).body == b"done"
-            assert (await producer.request(topic, b"y", timeout_s=30)).body == b"done"
+            assert (await producer.request(topic, b"y", timeout_s=PATIENT_S)).body == b"done"
 
 
 async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
@@ -395,8 +398,9 @@ async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
                 await until(lambda: producer.stats.connected == 2)
                 for round_number in range(3):
                     bodies = [b"%d" % n for n in range(200)]
-                    requests = [producer.request(topic, body, timeout_s=20) for body in bodies]
-                    assert [reply.body for reply in await asyncio.gather(*requests)] == bodies
+                    request = partial(producer.request, topic, timeout_s=PATIENT_S)
+                    replies = await asyncio.gather(*map(request, bodies))
+                    assert [reply.body for reply in replies] == bodies
                     await asyncio.sleep(0)
                     seen |= {broker.address for broker in producer.stats.brokers if broker.stored}
                     if round_number == 0:
@@ -410,7 +414,7 @@ async def test_a_plain_client_of_nsq_replies_by_http(broker: Broker, topic: str)
     wire = await Wire.subscribed(broker.tcp_address, topic, "workers")
     wire.send(b"RDY 1\n")
     async with Producer(broker.tcp_address) as producer:
-        request = asyncio.create_task(producer.request(topic, b"ab", timeout_s=20))
+        request = asyncio.create_task(producer.request(topic, b"ab", timeout_s=PATIENT_S))
         received = await wire.message()
         path = f"/channel/peek?topic={topic}&channel=workers&state=in_flight"
         (peeked,) = (await asyncio.to_thread(ask, broker.http_address, path))["messages"]
@@ -430,14 +434,14 @@ def test_a_client_over_http_reads_the_headers_and_replies(topic: str) -> None:
     with BrokerProcess(None) as broker, sync.Producer(broker.tcp_address) as producer:
         worker = HttpClient(broker.http_address, topic, "workers")
         with ThreadPoolExecutor(1) as pool:
-            replying = pool.submit(producer.request, topic, b"ab", timeout_s=20)
+            replying = pool.submit(producer.request, topic, b"ab", timeout_s=PATIENT_S)
             (message,) = worker.receive(wait=20)
             headers = message["headers"]
             replies = HttpClient(broker.http_address, quote(headers["martlet-reply-to"]))
             correlation_id = headers["martlet-correlation-id"]
             answer = replies.publish("abab", headers={"martlet-correlation-id": correlation_id})
             assert answer.status == 200
-            assert replying.result(20).body == b"abab"
+            assert replying.result(PATIENT_S).body == b"abab"
 
 
 @NEEDS_NSQD
