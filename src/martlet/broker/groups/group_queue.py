@@ -124,13 +124,14 @@ class GroupQueue:
         WritesRefused, and nothing is changed.
         """
         channel = self._channel
-        before = channel.cursor.next
-        if member is None and channel.cursor.charges is not None:
+        before, charges = channel.cursor.next, channel.cursor.charges
+        if member is None and charges is not None:
             channel.cursor.charges = CrashCharges()
         self.move(offset)
         try:
             self._context.write_cursor(channel)
         except WritesRefused:
+            channel.cursor.charges = charges
             self.move(before)
             raise
         self._trace(TraceStep.SET_BACK, offset, before, member)

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, group_of
 
 from martlet.broker.channel.channel import Channel
+from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.groups.membership import GroupConsumer
 from martlet.broker.journal import cursor_entry as journal
@@ -160,6 +161,16 @@ def test_a_reset_of_the_group_clears_its_charges(group: Group) -> None:
     assert group.failures == {}
     group.core.kill()
     assert group.failures == {}
+
+
+def test_a_reset_that_is_refused_leaves_the_group_as_it_was(group: Group) -> None:
+    group.queue.commit(4)
+    group.lose((5, 6))
+    group.core.broker.log.failed = "the disk is gone"
+    with pytest.raises(WritesRefused):
+        reset_group(group.core.topic(), group.channel, [0], "first", 0, 0)
+    assert group.channel.cursor.next == 4
+    assert group.failures == {5: 1}
 
 
 def test_a_member_that_goes_back_does_not_make_failures_undone(group: Group) -> None:
