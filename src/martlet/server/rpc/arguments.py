@@ -42,8 +42,8 @@ class CallArguments:
         """Refuse other fields: a misspelt one would silently have no effect. Raises CallError."""
         unknown = [name for name in self.fields if name not in names]
         if unknown:
-            shown = ", ".join(sorted(names)) or "none"
-            raise CallError("BAD_ARGUMENT", f"unknown argument {min(unknown)!r}; there are {shown}")
+            name, declared = shown_value(min(unknown), 80), ", ".join(sorted(names)) or "none"
+            raise CallError("BAD_ARGUMENT", f"unknown argument {name}; there are {declared}")
 
     def without(self, *names: str) -> CallArguments:
         """Return the arguments without some of them."""

@@ -32,3 +32,9 @@ def test_former_names_of_arguments_are_taken_but_not_beside_present_ones() -> No
     assert "time_limit_ms" not in arguments
     with pytest.raises(CallError, match="'most' is 'limit' now: give one of them"):
         CallArguments({"most": 3, "limit": 4}).renamed(names)
+
+
+def test_a_long_name_of_an_unknown_argument_is_cut() -> None:
+    with pytest.raises(CallError) as refused:
+        CallArguments({"k" * 1000: 1}).only("limit")
+    assert str(refused.value) == f"unknown argument '{'k' * 80}'; there are limit"
