@@ -298,7 +298,7 @@ class Index:
     def _timed(
         self, first: int, end: int, selects: Callable[[Rows], Rows]
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the offsets from `first` up to `end` in batches whose time `wanted` selects."""
+        """Yield the offsets from `first` up to `end` in batches whose time `selects` chooses."""
         if first >= end:
             return
         stop = min(self.find(end) + 1, self.end_row)

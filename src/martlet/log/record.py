@@ -392,7 +392,6 @@ class Lone:
 
 
 _HEAD = struct.Struct("<II")
-_CRC = struct.Struct("<I")
 _CRC_AT = 4
 """The offset in a header of the checksum of everything behind it."""
 

@@ -46,7 +46,6 @@ from martlet.properties.model import BadProperties, Properties
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from martlet.broker.errors import WritesRefused
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.retry import DeadLetterReason

@@ -40,15 +40,9 @@ from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy as np
     import numpy.typing as npt
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.offset_ranges import Offsets, Stretch
-    from martlet.broker.queue.cursor import Cursor
-    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic, TopicContext
     from martlet.native.raw_bodies import Bodies
 

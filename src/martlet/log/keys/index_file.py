@@ -7,7 +7,7 @@
      0 magic u32      "MTKI"              16 base u64        of the segment
      4 crc32c u32     of bytes 8 to 40    24 last u64        the position of its last record,
      8 version u32                        32 checksum u32    its checksum
-    12 chunks u32                          36 epoch u32       and its epoch
+    12 chunks u32                         36 epoch u32       and its epoch
 
     then each chunk, for a range of the segment:
 
