@@ -324,7 +324,7 @@ _TABLES = ((_CALLS, registry.CODES), ("Further statuses of SEND", publish.CODES)
 _CODE = re.compile(r"[A-Z][A-Z0-9_…]{2,}")
 _PUBLISHES = ("PUB", "MPUB", "DPUB")
 _BUILT = {
-    "E_…_FAILED in acks": ("FIN", "REQ", "TOUCH"),
+    "E_…_FAILED in subscription": ("FIN", "REQ", "TOUCH"),
     "E_…_FAILED in publish": _PUBLISHES,
     "E_…_FAILED in reply_queue": _PUBLISHES,
     "E_BAD_… in decoder": ("TOPIC", "CHANNEL"),

@@ -25,7 +25,6 @@ from martlet.server.group_commit import GroupCommit
 from martlet.server.http.v1.leases import Leases
 from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import LookupPeers, host_and_port
-from martlet.server.nsq.acks import AckCommands
 from martlet.server.nsq.authorizer import AuthServers
 from martlet.server.nsq.calls import CallCommand
 from martlet.server.nsq.clients import Clients
@@ -33,6 +32,7 @@ from martlet.server.nsq.commands import command_handlers
 from martlet.server.nsq.connection import RECEIVE_BYTES, ClientConnection, ConnectionContext
 from martlet.server.nsq.handshake import SessionCommands
 from martlet.server.nsq.publish import FlushTimeouts, LonePublish, PublishCommands
+from martlet.server.nsq.subscription import AckCommands
 from martlet.server.nsq.upgrade import UpgradeContext
 from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.stats import StatsSource, log_report

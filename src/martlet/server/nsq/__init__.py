@@ -1,6 +1,6 @@
 """NSQ's TCP protocol at the server: connections, their commands and their replies.
 
 May import: `martlet.broker`, `martlet.protocol`, `martlet.layer`, `server`. Start with
-`connection`; `publish` and `acks` are its main commands, and `reply_queue` keeps the replies in
-order.
+`connection`; `publish` and `subscription` have its main commands, and `reply_queue` keeps the
+replies in order.
 """

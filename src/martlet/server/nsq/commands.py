@@ -14,12 +14,12 @@ from martlet.protocol.nsq import v2
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from martlet.server.nsq.acks import AckCommands
     from martlet.server.nsq.calls import CallCommand
     from martlet.server.nsq.command_input import Outcome
     from martlet.server.nsq.connection import ClientConnection, Handler
     from martlet.server.nsq.handshake import SessionCommands
     from martlet.server.nsq.publish import PublishCommands
+    from martlet.server.nsq.subscription import AckCommands
 
 AT_ONCE = frozenset(
     {
