@@ -326,7 +326,7 @@ _PUBLISHES = ("PUB", "MPUB", "DPUB")
 _BUILT = {
     "E_…_FAILED in subscription": ("FIN", "REQ", "TOUCH"),
     "E_…_FAILED in publish": _PUBLISHES,
-    "E_…_FAILED in reply_queue": _PUBLISHES,
+    "E_…_FAILED in client_io": _PUBLISHES,
     "E_BAD_… in decoder": ("TOPIC", "CHANNEL"),
     "INVALID_ARG_… in request": ("TOPIC", "CHANNEL"),
 }

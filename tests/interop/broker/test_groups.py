@@ -26,7 +26,7 @@ from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.frames import FrameSplitter
 from martlet.protocol.nsq.message_run import MessageRun
-from martlet.server.nsq.output_queue import LIMIT_BYTES
+from martlet.server.nsq.client_io import LIMIT_BYTES
 from martlet.server.rpc import fetch as fetch_calls
 from martlet.testing import Broker
 

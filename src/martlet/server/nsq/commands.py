@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from martlet.server.nsq.calls import CallCommand
-    from martlet.server.nsq.command_input import Outcome
+    from martlet.server.nsq.client_io import Outcome
     from martlet.server.nsq.connection import ClientConnection, Handler
     from martlet.server.nsq.handshake import SessionCommands
     from martlet.server.nsq.publish import PublishCommands

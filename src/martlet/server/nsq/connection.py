@@ -31,11 +31,16 @@ from martlet.protocol.nsq.negotiation import default_identity
 from martlet.server.clock import TimeSlice
 from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.calls import ConnectedCaller
-from martlet.server.nsq.command_input import WAIT, CommandInput, ConnectionUpgrade, Outcome
+from martlet.server.nsq.client_io import (
+    WAIT,
+    CommandInput,
+    ConnectionUpgrade,
+    Outcome,
+    OutputQueue,
+    ReplyQueue,
+)
 from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
-from martlet.server.nsq.output_queue import OutputQueue
-from martlet.server.nsq.reply_queue import ReplyQueue
 from martlet.server.nsq.subscription import ClientSubscription
 from martlet.server.nsq.unread_input import handle_unread
 

@@ -12,7 +12,7 @@ from martlet.broker.queue.consumer import nearness
 from martlet.broker.queue.queue_log import ID_MASK
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
-from martlet.server.nsq.command_input import WAIT, Outcome
+from martlet.server.nsq.client_io import WAIT, Outcome
 from martlet.server.nsq.upgrade import Upgrade
 
 if TYPE_CHECKING:

@@ -61,9 +61,8 @@ from martlet.broker.topic.topic import check_queue
 from martlet.names import PutStatus
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.command_input import WAIT, Outcome
+from martlet.server.nsq.client_io import WAIT, DeferredReply, Outcome, ReplyQueue
 from martlet.server.nsq.compiled_path import open_compiled_path
-from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError, deliver_at_ns
 from martlet.server.rpc.begun_transactions import begin_open, refused
 from martlet.text import MILLISECOND_NS
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.nsq.reply_queue import ReplyQueue
     from martlet.server.observability.event_log import EventLog
     from martlet.server.observability.replication import Replication
 

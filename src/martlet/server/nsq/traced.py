@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.block import FRAME_TYPE as PROPERTIES_FRAME
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.command_input import Outcome
+from martlet.server.nsq.client_io import Outcome
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.subscription import ClientSubscription
 

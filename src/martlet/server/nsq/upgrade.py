@@ -23,7 +23,7 @@ from martlet.layer.tls import TlsLayer, reason
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.command_input import ConnectionUpgrade
+from martlet.server.nsq.client_io import ConnectionUpgrade
 from martlet.server.tls import HANDSHAKE_S
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from martlet.protocol.nsq.authorization import Authorizations
 from martlet.server import clock
 from martlet.server.nsq import authorizer
 from martlet.server.nsq.calls import ConnectedCaller
+from martlet.server.nsq.client_io import DeferredReply
 from martlet.server.nsq.connection import ClientConnection
-from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.testing import Broker
 
 AUTH = b"AUTH\n" + u32(1) + b"s"
