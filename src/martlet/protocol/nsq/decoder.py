@@ -54,7 +54,6 @@ _MAX_KNOWN_LINES = 1024
 _MAX_KNOWN_LINE_BYTES = 128
 """Longer lines are not cached: they are more than a topic, and would fill the cache."""
 _F = ord("F")
-_P = ord("P")
 _FINISH_LINE_BYTES = 20
 _FINISHING = ALLOWED[b"FIN"]
 _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"SEND", b"CALL"})
@@ -133,8 +132,6 @@ class Decoder:
         """Return the topic of a PUB and the start of its body if the buffer holds only this one,
         and its line is known from an earlier one. None means nothing about the buffer's content.
         """
-        if buffer[0] != _P:
-            return None
         newline = buffer.find(b"\n", 0, _MAX_KNOWN_LINE_BYTES)
         head = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
         if head is None or head[0] != "PUB":

@@ -62,6 +62,7 @@ GREETING_S = 20.0
 """How long a client may take until it has said which protocol it speaks."""
 _UNTIMED = 4
 """The number of commands between two checks of the time."""
+_P = ord("P")
 
 
 Handler = Callable[["ClientConnection", Any], Outcome]
@@ -271,9 +272,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ticks.note_input()
         received = self.input
         if received.own is None:
-            if self.brief and self._publish_lone(self, nbytes):
-                return
             buffer, end = self._context.receive_buffer, nbytes
+            if self.brief and buffer[0] == _P and self._publish_lone(self, nbytes):
+                return
         else:
             buffer, end = received.own, received.filled_bytes + nbytes
         at = start = 0
