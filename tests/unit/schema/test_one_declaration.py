@@ -28,8 +28,7 @@ from martlet.schema.dead_letters import (
 )
 from martlet.schema.kinds import Text, TimeMs
 from martlet.schema.operation import operation
-from martlet.server.rpc.registry import Caller
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import Caller, served
 from martlet.testing import Broker
 
 

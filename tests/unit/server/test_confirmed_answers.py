@@ -28,8 +28,7 @@ from martlet.server.nsq.calls import MAX_CALLS
 from martlet.server.nsq.commands import AT_ONCE, command_handlers, settled
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.rpc import registry
-from martlet.server.rpc.arguments import CallArguments
-from martlet.server.rpc.registry import Caller, CallRegistry
+from martlet.server.rpc.registry import CallArguments, Caller, CallRegistry
 
 KINDS = (HeldDisk, HeldReplicas)
 OK = Frame(RESPONSE, b"OK")

@@ -18,7 +18,7 @@ from datetime import datetime
 
 from martlet.properties.model import NORMAL_PRIORITY, BadProperties, Properties, check_priority
 from martlet.server.http.request import HttpError, Request
-from martlet.server.rpc.arguments import CallArguments, CallError, deliver_at_ns
+from martlet.server.rpc.registry import CallArguments, CallError, deliver_at_ns
 
 _TAG, _KEY, _ORDER_KEY, _HEADER, _PRIORITY = (
     f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header", "Priority")

@@ -11,8 +11,7 @@ import json
 from aiohttp import web
 
 from martlet.server.http.request import HttpError, Request, Routes
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.registry import CallerConnection, CallRegistry, encoded
+from martlet.server.rpc.registry import CallerConnection, CallError, CallRegistry, encoded
 
 MAX_BODY_BYTES = 1 << 20
 FIELDS_HEADER = "X-Martlet-Fields"

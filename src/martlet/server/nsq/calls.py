@@ -14,8 +14,7 @@ from martlet.protocol.nsq import v2
 from martlet.server.http.access import OLD_TLS
 from martlet.server.listening_socket import is_local
 from martlet.server.nsq.client_io import WAIT, Outcome
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.registry import Answer, Reply, encoded, reply_of
+from martlet.server.rpc.registry import Answer, CallError, Reply, encoded, reply_of
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel

@@ -63,8 +63,8 @@ from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYT
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.client_io import WAIT, DeferredReply, Outcome, ReplyQueue
 from martlet.server.nsq.compiled_path import open_compiled_path
-from martlet.server.rpc.arguments import CallArguments, CallError, deliver_at_ns
 from martlet.server.rpc.begun_transactions import begin_open, refused
+from martlet.server.rpc.registry import CallArguments, CallError, deliver_at_ns
 from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:

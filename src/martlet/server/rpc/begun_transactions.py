@@ -17,7 +17,7 @@ from martlet.broker.transactions.state import (
     TransitionRefused,
     UnknownTransaction,
 )
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.registry import CallArguments, CallError
 from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:

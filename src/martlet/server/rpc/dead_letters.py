@@ -41,8 +41,7 @@ from martlet.schema.dead_letters import (
     SelectedDeadLetters,
     ShowDeadLetters,
 )
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallError, served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

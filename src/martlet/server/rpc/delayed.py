@@ -16,7 +16,7 @@ from martlet.schema.delayed import (
     DelayedPage,
     ListDelayed,
 )
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import served
 from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:

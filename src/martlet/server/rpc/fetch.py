@@ -33,16 +33,14 @@ from martlet.broker.groups.fetch import (
 )
 from martlet.broker.topic.rewind import offset_at
 from martlet.schema.messages import OFFSET, FindOffset, OffsetFound
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallError, served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.groups.membership import GroupConsumer, Membership
     from martlet.broker.topic.topic import Topic
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.rpc.registry import Answer, CallArguments, Caller, Methods
 
 MAX_WAIT_MS = 300_000
 MAX_WAITING = 10_000

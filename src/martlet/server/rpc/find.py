@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from martlet.log.keys.search import END_OF_LOG, NO_END, KeyMatch, KeyQuery, KeySearch, LogPosition
 from martlet.properties.block import lone_frame
 from martlet.schema.messages import FIND, FindByKey, FoundByKey
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

@@ -36,15 +36,14 @@ from martlet.broker.retry import (
 )
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.log.record import FRAME_HEADER_BYTES
-from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of, part_of
+from martlet.server.rpc.registry import CallError
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.server.group_commit import GroupCommit
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.rpc.registry import Answer, CallArguments, Caller, Methods
 
 _MAX_SHOWN = 100
 _REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)

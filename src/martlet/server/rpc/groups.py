@@ -41,10 +41,9 @@ from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, follow, reset_group
 from martlet.properties.filter import MAX_LENGTH
 from martlet.schema import groups as schema
-from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import MAX_WAIT_MS, LongPoll, find_group, group_of, patience_ms
 from martlet.server.rpc.group_failures import failures_of
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallArguments, CallError, served
 from martlet.text import counted
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from martlet.broker.retry import (
     level_ms,
 )
 from martlet.names import ID_RULE
-from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.registry import CallError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.rpc.registry import Answer, CallArguments, Caller, Methods
 
 _MAX_IDS = 10_000
 _REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)

@@ -24,8 +24,7 @@ from martlet.schema.topics import (
     PolicyInForce,
     TopicDescription,
 )
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallError, served
 from martlet.text import shown_value
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
     from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.rpc.registry import Answer, CallArguments, Caller, Methods
 
 
 class TopicCalls:

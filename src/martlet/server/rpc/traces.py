@@ -21,8 +21,7 @@ from martlet.schema.traces import (
     MessageStanding,
     TracedMessage,
 )
-from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallError, served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore

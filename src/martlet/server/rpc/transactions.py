@@ -62,9 +62,8 @@ from martlet.schema.transactions import (
     TransactionOutcome,
     TransactionSummary,
 )
-from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.begun_transactions import begin, refused
-from martlet.server.rpc.served import served
+from martlet.server.rpc.registry import CallArguments, CallError, served
 from martlet.text import MILLISECOND_NS
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.properties.model import Properties
 from martlet.server.data_folder import DataFolder
 from martlet.server.key_indexer import KeyIndexer
-from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.find import FindCalls
-from martlet.server.rpc.registry import reply_of
+from martlet.server.rpc.registry import CallArguments, CallError, reply_of
 
 CALLER: Any = SimpleNamespace(may=lambda *_: None)
 

@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from martlet.schema.access import CallAccess, CallerClass
-from martlet.server.rpc.arguments import CallArguments, CallError
-from martlet.server.rpc.registry import CallRegistry
+from martlet.server.rpc.registry import CallArguments, CallError, CallRegistry
 
 
 def test_a_call_is_for_operators_by_its_class_however_it_says_so() -> None:

@@ -56,7 +56,7 @@ from martlet.server.http.v1.operations import (
     MIN_VISIBILITY_S,
     document,
 )
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.registry import CallArguments, CallError
 from martlet.text import SECOND_NS
 
 MAX_BODY_BYTES = 1 << 20

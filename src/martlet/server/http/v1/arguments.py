@@ -8,7 +8,7 @@ from collections.abc import Collection
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.server.http.access import names_in
 from martlet.server.http.request import HttpError, Request
-from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.registry import CallError
 
 _MAX_SHOWN = 40
 

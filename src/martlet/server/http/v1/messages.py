@@ -39,7 +39,7 @@ from martlet.server.http.request import HttpError, Request
 from martlet.server.http.v1.arguments import flag, json_fields, refusal, require_media_type
 from martlet.server.nsq.publish import queue_of, topic_to_fill
 from martlet.server.observability.replication import Replication
-from martlet.server.rpc.arguments import LATEST_MS, CallArguments, CallError, deliver_at_ns
+from martlet.server.rpc.registry import LATEST_MS, CallArguments, CallError, deliver_at_ns
 from martlet.text import MILLISECOND_NS, SECOND_NS
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
