@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.client.scripted_broker import message_frame
 
-from martlet.broker.queue.started import notes_of
+from martlet.broker.queue.consumer import notes_of
 from martlet.client import Message
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.buffer import BufferedRun, ReceiveBuffer

@@ -13,7 +13,7 @@ consumer names, a timed-out one at once, and both without limit. With a policy, 
 
 A failure is not a delivery: a message that was delivered and not handled, because it waited in a
 client that left, returned it or let it time out, has not failed (see
-`martlet.broker.queue.started`), and is redelivered at once.  The frame's attempts count deliveries,
+`martlet.broker.queue.consumer`) and is redelivered at once.  The frame's attempts count deliveries,
 as NSQ's clients expect.  (RocketMQ counts the times that a message was consumed again, so its 16 is
 17 here.)  The delays are RocketMQ's levels from the third on, unless others are set: 10 s, 30 s, 1
 min and so on up to 2 h.

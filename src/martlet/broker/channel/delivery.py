@@ -14,10 +14,9 @@ from typing import Protocol
 
 from martlet.broker.offset_ranges import merged
 from martlet.broker.queue.channel_state import ChannelState, Waiting
-from martlet.broker.queue.consumer import ChannelConsumer, Lease, NearestFirst
+from martlet.broker.queue.consumer import ChannelConsumer, Lease, NearestFirst, next_rank, notes_of
 from martlet.broker.queue.cursor import with_attempts
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
-from martlet.broker.queue.started import next_rank, notes_of
 from martlet.broker.tracing.recorder import TraceRecorder, TraceStep
 from martlet.properties.block import frame as property_frame
 from martlet.properties.block import pack_block

@@ -23,8 +23,8 @@ when the first leaves, or does nothing for longer than the lock lasts::
     held       window   window   window   window   -        -        to one consumer, in order
     handled    now      later    later    later
 
-A client that handles messages in order (see `martlet.broker.queue.started`) gets several at a time,
-as slices of the log like those of a channel without an order. When one of them fails, the client
+A client that handles messages in order (see `StartedMessages.in_order`) gets several at a time, as
+slices of the log like those of a channel without an order. When one of them fails, the client
 drops those behind it, and the broker takes them back (see `Redelivery.recall`): they are pending
 messages then, and are delivered before any new one. Behind a message that has failed nothing is
 sent until it is finished. Any other client gets one message at a time.

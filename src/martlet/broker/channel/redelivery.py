@@ -15,9 +15,8 @@ from martlet.broker.channel.ordering import Ordering
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
 from martlet.broker.queue.channel_state import ChannelState
-from martlet.broker.queue.consumer import ChannelConsumer, Lease
+from martlet.broker.queue.consumer import ChannelConsumer, Lease, Rank
 from martlet.broker.queue.pending import PendingMessage
-from martlet.broker.queue.started import Rank
 from martlet.broker.retry import MAX_ERROR_LENGTH, Cause, DeadLetterReason
 from martlet.broker.tracing.recorder import TraceStep
 
@@ -405,7 +404,7 @@ def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank
 
 
 def _charges(consumer: ChannelConsumer, rank: Rank, delivered_at_ns: int, now_ns: int) -> bool:
-    """Whether a message fails when its client is lost, or it times out: see `queue.started`."""
+    """Whether a message fails when its client is lost, or it times out: see `StartedMessages`."""
     if consumer.progress.in_order:  # Those delivered before may wait for others of their queues.
         return rank == consumer.started
     return consumer.progress.charges(*rank, delivered_at_ns, now_ns)

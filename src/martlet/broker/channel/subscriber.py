@@ -18,8 +18,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
-from martlet.broker.queue.consumer import ChannelConsumer, MessageReceiver, TopologyPreference
-from martlet.broker.queue.started import StartedMessages
+from martlet.broker.queue.consumer import (
+    ChannelConsumer,
+    MessageReceiver,
+    StartedMessages,
+    TopologyPreference,
+)
 
 if TYPE_CHECKING:
     from martlet.broker.channel.delivery import Delivery

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.queue.started import StartedMessages
+from martlet.broker.queue.consumer import StartedMessages
 
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
@@ -36,7 +36,7 @@ class PendingMessage(Generic[OwnerT]):
     owner: OwnerT | None = None
     failures: int = 0
     rank: int = 0
-    """The rank of its last delivery (see `martlet.broker.queue.started`)."""
+    """The rank of its last delivery (see `martlet.broker.queue.consumer`)."""
     first_rank: int = 0
     """The rank of its first unanswered delivery to the same owner, which an answer may mean."""
     last_progress: StartedMessages | None = None

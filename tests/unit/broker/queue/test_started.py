@@ -11,8 +11,8 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.errors import NotInFlight
 from martlet.broker.journal.cursor_entry import CursorState
+from martlet.broker.queue.consumer import StartedMessages, next_rank
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
-from martlet.broker.queue.started import StartedMessages, next_rank
 from martlet.broker.retry import Cause
 
 BODIES = tuple(b"%d" % number for number in range(6))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
 from martlet.addresses import Address
-from martlet.broker.queue.started import notes_of
+from martlet.broker.queue.consumer import notes_of
 from martlet.client import Batch, Identity, Message
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.buffer import BufferedRun, ReceiveBuffer
