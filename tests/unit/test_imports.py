@@ -44,7 +44,7 @@ _TOPIC = _CHANNEL | {"journal", "topic"}
 _CORE = _TOPIC | {"dead_letters", "delayed", "transactions", "retention", "idempotence"}
 BROKER_MAY_IMPORT = {
     "tracing": set(),
-    "journal": {"queue"},
+    "journal": _QUEUE,
     "queue": _QUEUE,
     "groups": _QUEUE,
     "channel": _CHANNEL,
@@ -54,8 +54,7 @@ BROKER_MAY_IMPORT = {
     "delayed": _TOPIC,
     "transactions": _TOPIC | {"delayed"},
     "retention": _TOPIC,
-    "moved_cursors": _TOPIC,
-    "broker": _CORE | {"moved_cursors"},
+    "broker": _CORE,
     "recovery": _CORE | {"broker"},
     # Below all of them.
     "ground": set(),

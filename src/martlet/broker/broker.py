@@ -20,7 +20,7 @@ from martlet.broker.dead_letters.dead_letter import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
-from martlet.broker.journal.cursor_entry import encode_cursor
+from martlet.broker.journal.cursors import MovedCursors, encode_cursor
 from martlet.broker.journal.entries import (
     IndexRecord,
     SnapshotEntry,
@@ -32,7 +32,6 @@ from martlet.broker.journal.entries import (
     encode,
     encode_retired,
 )
-from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.retention.history import RetentionSettings
@@ -149,7 +148,7 @@ class BrokerCore:
         self._staged: dict[Retained, None] = {}
         self._scratch: list[LogBatch] = []
         self.moved = MovedCursors(log, self.stored_at_ns, self.queues)
-        self.changed = self.moved.add
+        self.moved_channels = self.moved.channels
         self.last_stored_ns = 0
         """When the newest record of the log was stored."""
         self._ahead_since: int | None = None

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.journal.cursor_entry import channel_of
+from martlet.broker.journal.cursors import channel_of
 from martlet.broker.journal.entries import (
     SnapshotEntry,
     TogetherEntry,

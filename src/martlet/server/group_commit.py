@@ -61,7 +61,7 @@ class JournalWriter:
         """Write some cursors after a turn's batches, if they add little. Raises WritesRefused."""
         broker = self._broker
         grown_bytes = broker.log.position - self._position
-        if grown_bytes < _BESIDE_BATCHES_BYTES or not broker.moved:
+        if grown_bytes < _BESIDE_BATCHES_BYTES or not broker.moved_channels:
             return
         now_s = perf_counter()
         if now_s >= self._not_before_s:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.journal.cursor_entry import encode_cursor
+from martlet.broker.journal.cursors import encode_cursor
 from martlet.native import FED, SERVED, native
 from martlet.options import BrokerOptions
 from martlet.server import build

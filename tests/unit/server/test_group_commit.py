@@ -42,7 +42,7 @@ async def test_the_loop_is_left_to_others_for_most_of_the_time(
     await JournalWriter(core.broker, SECOND_NS).write()
     assert len(rests_s) >= 4
     assert rests_s == pytest.approx([REST * 0.001] * len(rests_s))
-    assert not core.broker.moved
+    assert not core.broker.moved_channels
 
 
 async def test_no_rest_is_longer_than_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +65,11 @@ def test_cursors_go_with_a_turn_that_has_stored_much_and_with_no_other() -> None
     writer = JournalWriter(core.broker, SECOND_NS)
     busy(core, 1)
     writer.turn_ended()
-    assert len(core.broker.moved) == 1
+    assert len(core.broker.moved_channels) == 1
     for _ in range(40):
         core.publish("t", b"x" * 2000)
     writer.turn_ended()
-    assert not core.broker.moved
+    assert not core.broker.moved_channels
 
 
 def test_few_cursors_go_with_a_turn_those_first_that_have_waited_longest() -> None:

@@ -11,7 +11,7 @@ these:
 `BATCH`        of half messages: the body of its first message is a `HalfBatchEntry`
 `EPOCH`        JSON, a list of [start, end]: the positions behind the last checkpoint that a start
                of the broker has passed over as damaged; empty where there are none
-`CURSOR`       binary: the state of a channel (`martlet.broker.journal.cursor_entry`)
+`CURSOR`       binary: the state of a channel (`martlet.broker.journal.cursors`)
 `MARKS`        binary: which delayed messages are done (`martlet.broker.delayed.done_bitmap`)
 `PRODUCERS`    binary: the known sends of producers (`martlet.broker.idempotence`)
 `ACCOUNTS`     binary: the counters of channels (`martlet.broker.tracing.counters`)

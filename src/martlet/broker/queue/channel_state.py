@@ -6,6 +6,7 @@ It has no rules: those are in `martlet.broker.channel`, and a group's in
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,8 +36,8 @@ _MAX_ROWS = 1 << 18
 class ChannelContext(BrokerContext, Protocol):
     """The broker's services for a channel."""
 
-    def changed(self, channel: ChannelState) -> None:
-        """Schedule a channel's moved cursor to be journaled."""
+    moved_channels: deque[ChannelState]
+    """Those whose cursors have moved since they were journaled, the longest unwritten first."""
 
     def write_cursor(self, channel: ChannelState) -> None:
         """Journal a channel's cursor at once. Raises WritesRefused."""
@@ -157,7 +158,7 @@ class ChannelState:
         """Schedule the moved cursor to be journaled."""
         if not self.dirty:
             self.dirty = True
-            self.context.changed(self)
+            self.context.moved_channels.append(self)
 
     @property
     def retries(self) -> bool:

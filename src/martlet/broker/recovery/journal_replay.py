@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from martlet.broker.delayed.bucket import forwarded_ids, offsets_of
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.idempotence import ProducerSend, ProducerState, marks
-from martlet.broker.journal.cursor_entry import CursorState, channel_of
+from martlet.broker.journal.cursors import CursorState, channel_of
 from martlet.broker.journal.entries import (
     HALF,
     AllTransactionsEntry,

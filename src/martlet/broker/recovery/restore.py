@@ -26,7 +26,7 @@ from martlet.broker.context import BrokerClock, journal
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.journal.cursor_entry import CursorState
+from martlet.broker.journal.cursors import CursorState
 from martlet.broker.journal.entries import HALF, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue.cursor import Cursor

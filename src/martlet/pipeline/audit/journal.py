@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.journal.cursor_entry import CursorState, channel_of, number_of
+from martlet.broker.journal.cursors import CursorState, channel_of, number_of
 from martlet.broker.journal.entries import (
     ChannelDeletedEntry,
     ChannelEntry,

@@ -65,7 +65,7 @@ def test_the_written_cursor_is_that_of_the_channel_whatever_else_has_moved(core:
     last = clients[-1]
     last.finish(0)
     core.broker.moved.write_first(last.channel)
-    assert len(core.broker.moved) == 39
+    assert len(core.broker.moved_channels) == 39
     core.kill()
     assert [core.channel("t", f"c{number}").depth for number in (0, 39)] == [1, 0]
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 from tests.unit.broker.journal.life import TEXT, entries, entry_of_line, line, live
 
-from martlet.broker.journal.cursor_entry import channel_of, number_of
+from martlet.broker.journal.cursors import channel_of, number_of
 from martlet.broker.journal.entries import (
     AllTransactionsEntry,
     ChannelDeletedEntry,

@@ -12,7 +12,7 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.groups.membership import GroupConsumer
-from martlet.broker.journal import cursor_entry as journal
+from martlet.broker.journal import cursors as journal
 from martlet.broker.retry import MAX_CHARGES, StartedRange
 from martlet.broker.topic.offset_reset import reset_group
 

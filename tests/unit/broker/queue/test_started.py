@@ -10,7 +10,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.errors import NotInFlight
-from martlet.broker.journal.cursor_entry import CursorState
+from martlet.broker.journal.cursors import CursorState
 from martlet.broker.queue.consumer import StartedMessages, next_rank
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
 from martlet.broker.retry import Cause

@@ -1,6 +1,6 @@
-"""The cursor entry: the state of a channel at one queue.
+"""Cursors in the journal: the entry of a channel at one queue, and writing those that have moved.
 
-It is binary, little-endian, since a busy broker writes many::
+The entry is binary, little-endian, since a busy broker writes many::
 
      0 channel u32 | 4 flags u32 (1 = full, 2 = charges) | 8 next u64 | 16 scheduled end u64
     24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
@@ -21,20 +21,31 @@ Charges (see `martlet.broker.retry`), if any, replace those known before. A mess
 flight is written as due at once, since it is redelivered after a restart. Where failures are 0, as
 earlier versions wrote them, each delivery counts as one failure, except the last delivery of a
 message due at once, which was in flight.
+
+With a moved cursor go the trace of the channel's messages, if they are traced, and the channel's
+counters. An entry is small, so one write contains many.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from martlet.broker.errors import WritesRefused
 from martlet.broker.retry import Charge, CrashCharges
+from martlet.broker.tracing.counters import write_accounts
+from martlet.log.commit_log import CommitLog
+from martlet.log.record import RecordKind, record_length
 
 if TYPE_CHECKING:
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.queue.cursor import Cursor
 
 _CURSOR = struct.Struct("<IIQQIIII")
@@ -49,6 +60,10 @@ _COUNT = struct.Struct("<Q")
 _CHARGES = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("failures", "<u4"), ("is_over", "<u4")])
 _MAX_U32 = (1 << 32) - 1
 _SUSPECT = 1 << 31
+_AT_ONCE = 32
+"""The maximum number of cursors in one write: the loop is blocked only for that long."""
+_MAX_BYTES = 1 << 14
+"""The maximum size of one write, unless a single cursor is larger."""
 
 
 def encode_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool) -> bytes:
@@ -201,3 +216,77 @@ class CursorState:
         self.pending = {o: row for o, row in self.pending.items() if o < offset}
         self.errors = {o: row for o, row in self.errors.items() if o < offset}
         self.charges = {o: row for o, row in self.charges.items() if o < offset}
+
+
+class MovedCursors:
+    """The channels whose cursors have to be written, the longest unwritten first.
+
+    Args:
+        clock: returns the time of records, as `BrokerCore.stored_at_ns`.
+        topics: the numbers of the existing topics, at all their queues.
+    """
+
+    def __init__(self, log: CommitLog, clock: Callable[[], int], topics: Container[int]) -> None:
+        self._log = log
+        self._clock = clock
+        self._topics = topics
+        self.channels: deque[ChannelState] = deque()
+
+    def write_some(self) -> Iterator[None]:
+        """Write the cursors that have moved so far, some at a time. Raises WritesRefused."""
+        left = len(self.channels)
+        while left > 0 and self.channels:
+            left -= self.write(min(left, _AT_ONCE))
+            yield
+
+    def write_first(self, channel: ChannelState) -> None:
+        """Write the cursor of a channel now, if it has moved. Raises WritesRefused."""
+        if channel.dirty:
+            self.channels.remove(channel)
+            self.channels.appendleft(channel)
+            self.write(1)
+
+    def write(self, max_count: int) -> int:
+        """Write some cursors in one write. Returns how many channels are done with. Raises
+        WritesRefused: none was written, and all stay for the next call.
+        """
+        max_bytes = min(_MAX_BYTES, self._log.segment_bytes // 4)
+        channels: list[ChannelState] = []
+        moved: list[ChannelState] = []
+        entries: list[tuple[int, bytes]] = []
+        entry_bytes = 0
+        for channel in islice(self.channels, max_count):
+            if not channel.closed:
+                limit = channel.source.limit
+                entry = encode_cursor(channel.id, channel.cursor, limit, full=False)
+                entry_bytes += record_length(len(entry), 0)
+                if entries and entry_bytes > max_bytes:
+                    break
+                entries.append((channel.topic_id, entry))
+                moved.append(channel)
+            channels.append(channel)
+        now_ns = self._clock()
+        if entries:
+            self._log.append_entries(RecordKind.CURSOR, entries, now_ns)
+        for channel in moved:
+            cursor = channel.cursor
+            cursor.journal_number += 1
+            cursor.pending.changed.clear()
+            cursor.pending.removed.clear()
+        for channel in channels:
+            self.channels.popleft()
+            channel.dirty = False
+            self._write_trace(channel, now_ns)
+        write_accounts(self._log, now_ns, moved)
+        return len(channels)
+
+    def _write_trace(self, channel: ChannelState, now_ns: int) -> None:
+        """Write the trace of a channel's messages, if there is space."""
+        topic_id = channel.topic_id
+        if topic_id not in self._topics or not channel.recorder:
+            return
+        with suppress(WritesRefused):
+            for piece in channel.recorder.take(channel.id, channel.name):
+                self._log.append_journal(
+                    RecordKind.TRACE, piece, topic=topic_id, stored_at_ns=now_ns, needed=False
+                )
