@@ -19,14 +19,14 @@ from martlet.broker.offset_ranges import with_stretch
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.retained import SingleQueueTopic
 
 _AT_ONCE = 16
 """With pending messages beyond the limit, a sixteenth of it is dropped: finding them is slow."""
 _MIN_SPAN = 1024
 
 
-def keep_within(topic: Topic, max_count: int) -> None:
+def keep_within(topic: SingleQueueTopic, max_count: int) -> None:
     """Drop the excess of an ephemeral topic or of ephemeral channels, at one queue."""
     for channel in topic.channels.values():
         if channel.ephemeral:
@@ -70,7 +70,7 @@ def _drop(channel: Channel, excess: int, max_count: int, *, ready: bool) -> None
         pending.remove(offset)
 
 
-def _bound_topic(topic: Topic, max_count: int) -> None:
+def _bound_topic(topic: SingleQueueTopic, max_count: int) -> None:
     """Without a channel, start the backlog later; in a pause, skip the hidden messages."""
     excess = topic.depth - max_count
     if excess <= 0:

@@ -35,9 +35,10 @@ import numpy as np
 from martlet.broker.journal.entries import ChannelRecord, TopicRecord
 from martlet.broker.offset_ranges import Offsets, Stretch, apart_from
 from martlet.broker.policy import TopicPolicy
-from martlet.broker.queue.channel_state import Source
+from martlet.broker.queue.channel_state import Source, Waiting
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
+from martlet.broker.topic.ephemeral_limit import keep_within
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -176,7 +177,9 @@ class HiddenTopic(Retained):
 
 
 class SingleQueueTopic(Retained):
-    """The messages of one queue of a topic, and which of them its channels need."""
+    """The messages of one queue of a topic, on their way to its channels, and which of them those
+    need.
+    """
 
     def __init__(self, context: TopicContext, queue: QueueLog) -> None:
         super().__init__(context, queue)
@@ -187,6 +190,76 @@ class SingleQueueTopic(Retained):
         self.paused_at: int | None = None
         self.voids: list[tuple[int, int]] = []
         """Offsets that were emptied before any channel read them: no channel gets them. Rising."""
+        self.awaiting: dict[Waiting, None] = {}
+        """What to call when messages arrive: delivery, and fetches that wait."""
+        self.held_from: int | None = None
+        """From here on messages wait for the end of a large commit before readers see them."""
+        self._held: list[tuple[int, int, bool]] = []
+        """Those that are confirmed, as arguments of `stored`."""
+        self.bounded = False
+        """Whether it or one of its channels is ephemeral."""
+        self.message_count = 0
+
+    def stored(self, first: int, end: int, deferred: bool) -> None:
+        """Deliver a confirmed batch, the offsets from `first` up to `end`, to the channels."""
+        if self.held_from is not None and first >= self.held_from:
+            self._hold_back(first, end, deferred)
+            return
+        assert self.queue.visible_end == first < end <= self.queue.end_offset
+        self.queue.visible_end = end
+        self.message_count += end - first
+        if self.paused_at is not None:
+            if self.bounded:
+                self._keep_within_bounds()
+            return
+        if deferred:
+            for channel in self.channels.values():
+                channel.schedule(first, end)
+        for waiting in list(self.awaiting):
+            waiting.pump()
+        if self.bounded:
+            self._keep_within_bounds()
+
+    def hold(self, offset: int) -> None:
+        """Show no client the messages from an offset on, the next one's, before `release`."""
+        assert self.held_from is None and not self._held
+        assert offset == self.queue.end_offset
+        self.held_from = offset
+
+    def hold_stored(self, offset: int) -> None:
+        """Hold messages from an offset on, stored ones included, before any client has come."""
+        queue = self.queue
+        assert self.held_from is None and not self._held
+        self.held_from = min(offset, queue.end_offset)
+        if self.held_from < queue.end_offset:
+            queue.visible_end = self.held_from
+            self._held.append((self.held_from, queue.end_offset, False))
+
+    def _hold_back(self, first: int, end: int, deferred: bool) -> None:
+        held = self._held
+        if held and held[-1][1:] == (first, deferred):
+            first = held.pop()[0]
+        held.append((first, end, deferred))
+
+    def release(self) -> None:
+        """Deliver the held messages."""
+        held, self._held = self._held, []
+        self.held_from = None
+        for first, end, deferred in held:
+            self.stored(first, end, deferred)
+
+    def _keep_within_bounds(self) -> None:
+        keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.at_queues)))
+
+    def stored_lone(self, offset: int, frame: memoryview) -> None:
+        """Deliver a confirmed message that was appended by itself to the channels."""
+        self.queue.visible_end = offset + 1
+        self.message_count += 1
+        if self.paused_at is None and self.awaiting:
+            for waiting in list(self.awaiting):
+                waiting.pump_lone(offset, frame)
+        if self.bounded:
+            self._keep_within_bounds()
 
     @property
     def holders(self) -> list[Channel]:

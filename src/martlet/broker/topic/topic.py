@@ -33,10 +33,9 @@ from martlet.broker.journal.entries import (
 )
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
-from martlet.broker.queue.channel_state import ChannelContext, Waiting
+from martlet.broker.queue.channel_state import ChannelContext
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog, Receipt
-from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.retained import MaskedSource, Retained, SingleQueueTopic
 from martlet.broker.tracing.finish_ages import Latency
 from martlet.broker.tracing.recorder import TraceRecorder
@@ -89,18 +88,11 @@ class Topic(SingleQueueTopic):
         self.key_hash = KeyHash.CRC32C_FMIX32
         """Chosen when the topic is made, the same at all its queues, and never changed."""
         self._turn = 0
-        self.message_count = 0
         self.dropped_count = 0
         """Messages dropped to free space before every channel had finished them."""
         self.refused_count = 0
         """Messages refused because the log was full or had failed."""
         self.policy = TopicPolicy()
-        self.held_from: int | None = None
-        """From here on messages wait for the end of a large commit before readers see them."""
-        self._held: list[tuple[int, int, bool]] = []
-        """Those that are confirmed, as arguments of `stored`."""
-        self.awaiting: dict[Waiting, None] = {}
-        """What to call for new messages: deliveries to consumers with capacity, and fetches."""
 
     @property
     def all_queues(self) -> Topic | PartitionedTopic:
@@ -217,69 +209,6 @@ class Topic(SingleQueueTopic):
             assert topic.queue.priority not in self.by_priority
             self.by_priority[topic.queue.priority] = topic
         self.several = topic.several = True
-
-    # messages
-
-    def stored(self, first: int, end: int, deferred: bool) -> None:
-        """Deliver a confirmed batch, the offsets from `first` up to `end`, to the channels."""
-        if self.held_from is not None and first >= self.held_from:
-            self._hold_back(first, end, deferred)
-            return
-        assert self.queue.visible_end == first < end <= self.queue.end_offset
-        self.queue.visible_end = end
-        self.message_count += end - first
-        if self.paused_at is not None:
-            if self.bounded:
-                self._keep_within_bounds()
-            return
-        if deferred:
-            for channel in self.channels.values():
-                channel.schedule(first, end)
-        for waiting in list(self.awaiting):
-            waiting.pump()
-        if self.bounded:
-            self._keep_within_bounds()
-
-    def hold(self, offset: int) -> None:
-        """Show nobody the messages from an offset on, the next one's, before `release`."""
-        assert self.held_from is None and not self._held
-        assert offset == self.queue.end_offset
-        self.held_from = offset
-
-    def hold_stored(self, offset: int) -> None:
-        """Hold messages from an offset on, stored ones included, before any client has come."""
-        queue = self.queue
-        assert self.held_from is None and not self._held
-        self.held_from = min(offset, queue.end_offset)
-        if self.held_from < queue.end_offset:
-            queue.visible_end = self.held_from
-            self._held.append((self.held_from, queue.end_offset, False))
-
-    def _hold_back(self, first: int, end: int, deferred: bool) -> None:
-        held = self._held
-        if held and held[-1][1:] == (first, deferred):
-            first = held.pop()[0]
-        held.append((first, end, deferred))
-
-    def release(self) -> None:
-        """Deliver the held messages."""
-        held, self._held = self._held, []
-        self.held_from = None
-        for first, end, deferred in held:
-            self.stored(first, end, deferred)
-
-    def _keep_within_bounds(self) -> None:
-        keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.at_queues)))
-
-    def stored_lone(self, offset: int, frame: memoryview) -> None:
-        """Deliver a confirmed message that was appended by itself to the channels."""
-        self.queue.visible_end = offset + 1
-        self.message_count += 1
-        if self.paused_at is None and self.awaiting:
-            for waiting in list(self.awaiting):
-                waiting.pump_lone(offset, frame)
-        if self.bounded:
-            self._keep_within_bounds()
 
     # channels
 
