@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.context import BrokerClock, journal
+from martlet.broker.context import BrokerClock
 from martlet.broker.dead_letters.dead_letter import MessageMover
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
@@ -495,9 +495,13 @@ class BrokerCore:
 
     # journal
 
+    def journal(self, kind: RecordKind, entry: bytes, topic: int = 0, /) -> None:
+        """Write an entry into the journal, stored now. Raises WritesRefused."""
+        self.log.append_journal(kind, entry, topic=topic, stored_at_ns=self.stored_at_ns())
+
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
         """Journal an entry of a topic. Raises WritesRefused."""
-        journal(self, RecordKind.TOPOLOGY, encode(entry), topic_number)
+        self.journal(RecordKind.TOPOLOGY, encode(entry), topic_number)
         self.changed_position = self.log.position
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
@@ -522,7 +526,7 @@ class BrokerCore:
         """Journal the segments that nothing needs, so that every replica removes them."""
         if condemned := self.log.condemned:
             entry = encode_retired(segment.base for segment in condemned)
-            journal(self, RecordKind.RETIRED, entry)
+            self.journal(RecordKind.RETIRED, entry)
             self._retired.append((self.log.position, condemned.copy()))
             condemned.clear()
 
@@ -548,7 +552,7 @@ class BrokerCore:
         """
         topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
-        journal(self, RecordKind.CURSOR, entry, topic.id)
+        self.journal(RecordKind.CURSOR, entry, topic.id)
 
     def snapshot(
         self,

@@ -62,14 +62,12 @@ class BrokerContext(Protocol):
     def stored_at_ns(self) -> int:
         """Return the timestamp of what is stored now, never before that of an earlier record."""
 
+    def journal(self, kind: RecordKind, entry: bytes, topic: int = 0, /) -> None:
+        """Write an entry into the journal, stored now. Raises WritesRefused."""
+
     @property
     def settings(self) -> TopicSettings:
         """The operator's settings."""
-
-
-def journal(context: BrokerContext, kind: RecordKind, entry: bytes, topic: int = 0) -> None:
-    """Write an entry into the journal, stored now. Raises WritesRefused."""
-    context.log.append_journal(kind, entry, topic=topic, stored_at_ns=context.stored_at_ns())
 
 
 def running_time(context: BrokerContext, date_ns: int) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from martlet.broker.context import journal, running_time
+from martlet.broker.context import running_time
 from martlet.broker.delayed.done_bitmap import DoneBitmap, Offsets, pack_offsets
 from martlet.broker.delayed.due_queue import DueQueue, Key
 from martlet.broker.errors import WritesRefused
@@ -200,7 +200,7 @@ class Bucket(HiddenTopic):
         offsets = stored[~self._marks.has_each(stored)].astype(np.int64)
         if not len(offsets):
             return np.zeros(len(ids), np.bool_)
-        journal(self._registry, RecordKind.MARKS, pack_offsets(offsets), self.id)
+        self._registry.journal(RecordKind.MARKS, pack_offsets(offsets), self.id)
         self._mark(offsets)
         return np.isin(distances, offsets.astype(np.uint64))
 
@@ -209,7 +209,7 @@ class Bucket(HiddenTopic):
         if self.pending_count:
             marks = DoneBitmap()
             marks.add(np.arange(self.queue.end_offset))
-            journal(self._registry, RecordKind.MARKS, marks.pack(), self.id)
+            self._registry.journal(RecordKind.MARKS, marks.pack(), self.id)
             self._mark(self._marks.unmarked(0, self.queue.end_offset))
 
     # messages

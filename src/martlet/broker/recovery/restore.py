@@ -22,7 +22,7 @@ import numpy as np
 
 from martlet.broker.broker import BrokerCore, BrokerSettings
 from martlet.broker.channel.channel import Channel
-from martlet.broker.context import BrokerClock, journal
+from martlet.broker.context import BrokerClock
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound, WritesRefused
@@ -275,7 +275,7 @@ class BrokerRecovery:
             log.distrust_heads()
         has_begun = False
         try:
-            journal(broker, RecordKind.EPOCH, encode_passed(passed))
+            broker.journal(RecordKind.EPOCH, encode_passed(passed))
             has_begun = True
             if self.checkpoint_position is None:
                 broker.begin_segment()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from martlet.broker.context import journal
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
 from martlet.broker.journal.entries import (
     AllTransactionsEntry,
@@ -539,7 +538,7 @@ class Transactions:
     # the journal
 
     def _journal(self, entry: TransactionEntry) -> None:
-        journal(self._context, RecordKind.TRANSACTION, encode(entry))
+        self._context.journal(RecordKind.TRANSACTION, encode(entry))
 
     def snapshot(self) -> list[JournalEntry]:
         """Return all state for the journal."""
