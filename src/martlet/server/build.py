@@ -28,9 +28,8 @@ from martlet.server.lookup_peer import LookupPeers, host_and_port
 from martlet.server.nsq.authorizer import AuthServers
 from martlet.server.nsq.calls import CallCommand
 from martlet.server.nsq.clients import Clients
-from martlet.server.nsq.commands import command_handlers
+from martlet.server.nsq.commands import SessionCommands, command_handlers
 from martlet.server.nsq.connection import RECEIVE_BYTES, ClientConnection, ConnectionContext
-from martlet.server.nsq.handshake import SessionCommands
 from martlet.server.nsq.publish import FlushTimeouts, LonePublish, PublishCommands
 from martlet.server.nsq.subscription import AckCommands
 from martlet.server.nsq.upgrade import UpgradeContext
