@@ -11,8 +11,8 @@
 The broker serves nothing else while it copies a bundle, so a bundle is small
 (`TransactionLimits.bundle_bytes`), and a transaction may have any size. Readers see no message of
 the touched queues from the first one of the commit on, before it has ended: other messages that
-arrive meanwhile wait too (see `martlet.broker.topic.topic.Topic.hold`). So one large commit is
-under way at a time, and others wait for it.
+arrive meanwhile wait too (see `SingleQueueTopic.hold`). So one large commit is under way at a time,
+and others wait for it.
 
 From the first bundle on, the commit goes on after any crash, and nothing can undo it. A power cut
 may have lost some of its bundles, and kept later ones: it publishes again what is missing. This
