@@ -149,9 +149,7 @@ def test_a_write_too_large_for_one_transaction_is_refused(
     spark: SparkSession, broker: BrokerProcess
 ) -> None:
     rows: Any = spark.range(4000).selectExpr("repeat('x', 500) AS value")
-    with pytest.raises(
-        PySparkException, match="max-transaction-bytes is 1048576"
-    ):
+    with pytest.raises(PySparkException, match="max-transaction-bytes is 1048576"):
         write(rows, broker, topic="large")
     topics = [listed["topic"] for listed in ask(broker.http_address, "/log/topics")["topics"]]
     assert "large" not in topics or values_of(broker.http_address, "large") == []
