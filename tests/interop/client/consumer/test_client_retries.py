@@ -72,7 +72,7 @@ async def test_the_channels_delays_count_and_the_errors_are_kept(
     assert properties.system["dead_first_error"] == "ConnectionError: try 1"
     assert properties.system["dead_last_error"] == "ConnectionError: try 3"
     lines = [record.message for record in caplog.records if "handler failed" in record.message]
-    says = ["attempt 1; again when", "attempt 2; again when", "attempt 3; the last of 3"]
+    says = ["attempt 1; again after", "attempt 2; again after", "attempt 3; the last of 3"]
     assert [said in line for said, line in zip(says, lines, strict=True)] == [True] * 3
 
 
