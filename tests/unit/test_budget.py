@@ -32,7 +32,7 @@ BUDGETS = {
         "protocol": 2445,
         "replica": 3058,
         "schema": 2169,
-        "server": 18586,
+        "server": 18594,
         "spark": 5578,
         "supervisor": 755,
         "testing": 1091,
@@ -50,7 +50,7 @@ BUDGETS = {
         "simulation": 1931,
         "spark": 7048,
         "spark_cluster": 357,
-        "unit": 45774,
+        "unit": 45788,
     },
 }
 

@@ -49,6 +49,14 @@ def elapsed_ns() -> int:
     return time.clock_gettime_ns(_ELAPSED_CLOCK)
 
 
+def _wall_ahead_ns() -> int:
+    """Return the wall clock minus the monotonic one, by the quickest of some readings of both: this
+    process may be interrupted between two.
+    """
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    return min((after - before, wall - after) for before, wall, after in readings)[1]
+
+
 class Clock:
     """The running time and the date of a process.
 
@@ -59,7 +67,7 @@ class Clock:
     def __init__(self) -> None:
         self.pauses = 0
         self._beaten_ns = _NEVER_NS
-        self._running_ahead_ns = self._wall_ahead_ns = time.time_ns() - time.monotonic_ns()
+        self._running_ahead_ns = self._wall_ahead_ns = _wall_ahead_ns()
         self._followed_ns = 0
 
     def __call__(self) -> int:
@@ -81,8 +89,8 @@ class Clock:
         date has to be looked at. None where it has not.
         """
         self()
-        self._beaten_ns = now_ns = time.monotonic_ns()
-        step_ns = time.time_ns() - now_ns - self._wall_ahead_ns
+        self._beaten_ns = time.monotonic_ns()
+        step_ns = _wall_ahead_ns() - self._wall_ahead_ns
         if abs(step_ns) <= STEP_NS:
             step_ns = 0
         self._wall_ahead_ns += step_ns

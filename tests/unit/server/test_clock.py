@@ -129,3 +129,17 @@ def test_without_beats_nothing_counts_as_a_pause(system: System) -> None:
     clock = Clock()
     system.pass_time(HOUR_NS)
     assert clock() == system.wall_ns
+
+
+def test_an_interruption_between_the_readings_does_not_set_the_date_back(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interruptions_ns = iter([8_000_000, 0, 3_000_000])
+
+    def read_then_interrupted() -> int:
+        wall_ns = system.wall_ns
+        system.pass_time(next(interruptions_ns, 0))
+        return wall_ns
+
+    monkeypatch.setattr(time, "time_ns", read_then_interrupted)
+    assert Clock().wall() == system.wall_ns
