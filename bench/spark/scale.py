@@ -40,12 +40,12 @@ from bench.spark.letters import TOPIC, fill
 from bench.stopwatch import Stopwatch, processor_s
 from martlet.client.sync import Producer
 from martlet.log.record import read_header
-from martlet.spark.brokers.endpoint import BrokerQueue, Endpoint
+from martlet.reader.brokers.endpoint import BrokerQueue, Endpoint
+from martlet.reader.options import ReadOptions
+from martlet.reader.task import CHUNK_BYTES
 from martlet.spark.java import spark_session
-from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 from martlet.spark.read.stream import StreamReader
-from martlet.spark.read.task import CHUNK_BYTES
 from martlet.testing import BrokerProcess
 from martlet.testing.spark_cluster import SparkCluster
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.spark.publish import ask
 
+from martlet.reader.options import ReadOptions
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 

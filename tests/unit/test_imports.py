@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LOWER = {"broker", "log"}
-EDGES = {"console", "spark", "client", "lookup", "server"}
+EDGES = {"console", "spark", "arrow", "reader", "client", "lookup", "server"}
 
 # The packages that each package may import, beside itself and the ground modules.
 MAY_IMPORT = {
@@ -20,8 +20,9 @@ MAY_IMPORT = {
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | EDGES | LOWER,
     "console": {"client"} | LOWER,
-    "pipeline": {"client", "spark"} | LOWER,
-    "spark": {"client"} | LOWER,
+    "pipeline": {"client", "reader", "spark"} | LOWER,
+    "spark": {"client", "reader"} | LOWER,
+    "reader": {"client"} | LOWER,
     "client": {"layer", "protocol"},
     "supervisor": set(),
     # Its HTTP server and its listening sockets are those of the broker.

@@ -25,9 +25,9 @@ from rich.console import Console
 from martlet.addresses import Address
 from martlet.options.flag import OptionError
 from martlet.pipeline.options import JobOptions, StreamJobOptions
-from martlet.spark.brokers.brokers import NoSuchTopicError, QueryBrokers
+from martlet.reader.brokers.brokers import NoSuchTopicError, QueryBrokers
+from martlet.reader.options import ReadOptions
 from martlet.spark.java import spark_session
-from martlet.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     from types import FrameType

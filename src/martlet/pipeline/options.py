@@ -17,7 +17,7 @@ from martlet.options.addresses import (
 from martlet.options.flag import OptionError, option
 from martlet.options.network import operator_token_file
 from martlet.options.options import LogOptions
-from martlet.spark.brokers.addresses import split_at_commas
+from martlet.reader.brokers.addresses import split_at_commas
 from martlet.text import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.spark.read.offsets import flatten
+from martlet.reader.offsets import flatten
 from martlet.text import counted
 
 if TYPE_CHECKING:

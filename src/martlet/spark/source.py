@@ -14,14 +14,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from martlet.reader.options import ReadOptions, view_of
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.options import ReadOptions, view_of
 from martlet.spark.read.schema import arrow_schema, schema_of
 from martlet.spark.read.stream import FailingStreamReader, StreamReader
 
 
 class MartletDataSource(DataSource):
-    """Topics of Martlet brokers as a table. `martlet.spark.read.options` has the options."""
+    """Topics of Martlet brokers as a table. `martlet.reader.options` has the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,7 +29,7 @@ class MartletDataSource(DataSource):
         return "martlet"
 
     def schema(self) -> StructType:
-        """All columns; see `martlet.spark.read.schema`."""
+        """All columns; see `martlet.reader.schema`."""
         return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -22,9 +22,9 @@ from martlet.client import Admin, Consumer, Producer, PullConsumer, SubscribeRef
 from martlet.pipeline.audit import require_topics as require_audit_topics
 from martlet.pipeline.audit.options import AuditOptions
 from martlet.pipeline.audit.segment_listing import survey_broker
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import CopiedFolder, Endpoint
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import CopiedFolder, Endpoint
+from martlet.reader.options import ReadOptions
 from martlet.testing import BrokerProcess
 
 WAY_OUT = "delete the broker.json"

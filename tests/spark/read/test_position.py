@@ -16,13 +16,12 @@ from tests.spark.folder import Folder
 from tests.spark.log_server import LogServer, serving
 
 from martlet.log.index import ENTRY
-from martlet.spark.brokers import brokers
-from martlet.spark.brokers.endpoint import BrokerQueue, BrokerUnreachable, Endpoint
-from martlet.spark.read.data_loss import DataLossError, LossReport
-from martlet.spark.read.offsets import Offsets
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers import brokers
+from martlet.reader.brokers.endpoint import BrokerQueue, BrokerUnreachable, Endpoint
+from martlet.reader.data_loss import DataLossError, LossReport
+from martlet.reader.offsets import Offsets
+from martlet.reader.options import ReadOptions
 from martlet.spark.read.schema import arrow_schema
-from martlet.spark.read.split import Task
 from martlet.spark.read.stream import StreamReader
 
 ALL = ReadAllAvailable()
@@ -77,8 +76,11 @@ def at(folder: Folder, offset: int) -> Offsets:
 
 
 def ranges(stream: StreamReader, start: Offsets, end: Offsets) -> list[tuple[int, int]]:
-    tasks = [task for task in stream.partitions(start, end) if isinstance(task, Task)]
-    return [(split.start, split.end) for task in tasks for split in task.splits]
+    return [
+        (split.start, split.end)
+        for partition in stream.partitions(start, end)
+        for split in partition.value.splits
+    ]
 
 
 def test_from_the_start_to_the_end(log: Log) -> None:
@@ -419,11 +421,10 @@ def test_a_reader_travels_to_its_tasks(log: Log) -> None:
 def tasks_of(stream: StreamReader) -> list[list[tuple[str, int, int]]]:
     """The topics and offsets that each task of a first micro-batch reads."""
     start = stream.initialOffset()
-    tasks = stream.partitions(start, stream.latestOffset(start, ALL))
+    partitions = stream.partitions(start, stream.latestOffset(start, ALL))
     return [
-        [(split.key.topic, split.start, split.end) for split in task.splits]
-        for task in tasks
-        if isinstance(task, Task)
+        [(split.key.topic, split.start, split.end) for split in partition.value.splits]
+        for partition in partitions
     ]
 
 
@@ -456,7 +457,7 @@ def test_an_index_that_one_answer_does_not_hold(
         for _ in range(count):
             folder.append(f"t{count}", [b"x"] * 2)
     monkeypatch.setattr("tests.spark.log_server.INDEX_ROWS_A_REPLY", 3)
-    monkeypatch.setattr("martlet.spark.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
+    monkeypatch.setattr("martlet.reader.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
     endpoint = Endpoint(log.serve(folder).address, 5000)
     ranges = [(BrokerQueue(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.crash.replica_cluster import Cluster
-from tests.spark.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.publish import publish, wait_for
+from tests.spark.reader.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.stored import values_of
 
 __all__ = ["loop"]

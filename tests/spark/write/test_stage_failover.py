@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from tests.crash.replica_cluster import Cluster
 from tests.interop.lookup_process import LookupProcess
-from tests.spark.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.publish import open_count, post, wait_for
+from tests.spark.reader.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.stored import rows_at, values_of
 
 from martlet.spark.write import broker_transaction, sink

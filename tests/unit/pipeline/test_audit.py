@@ -24,7 +24,7 @@ from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.audit.coverage import Extent, missing_from
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, CountLine, Finding, LogSummary, describe
-from martlet.spark.brokers.brokers import NoSuchTopicError
+from martlet.reader.brokers.brokers import NoSuchTopicError
 from martlet.testing import Broker
 
 MILLISECOND_NS = 10**6

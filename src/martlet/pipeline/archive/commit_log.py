@@ -28,7 +28,7 @@ from martlet.pipeline.archive.partition import refitted
 from martlet.pipeline.archive.position import Position
 from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.pipeline.archive.writing import parquet_writer, with_full_values
-from martlet.spark.read.offsets import flatten, nested
+from martlet.reader.offsets import flatten, nested
 
 FOLDER = "_martlet"
 STAGED = f"{FOLDER}/staged"

@@ -22,7 +22,7 @@ import pyarrow as pa
 from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.position import Manifest, Position, Written, advanced
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.offsets import QueueKey
 from martlet.text import how_to_install
 
 try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from martlet.pipeline.archive.commit_log import STAGED, ArchiveCommitLog, Swap
 from martlet.pipeline.archive.position import Manifest, Position, advanced, started
 from martlet.pipeline.archive.store import LocalStore, Store
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.offsets import QueueKey
 
 
 class ParquetTable:

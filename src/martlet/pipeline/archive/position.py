@@ -3,7 +3,7 @@
 The position is the first offset of each queue that is not archived.  A manifest is a task's report
 to the driver about the files that it has written.
 
-A position is encoded like the offsets of a query in `martlet.spark.read.offsets`: with the number
+A position is encoded like the offsets of a query in `martlet.reader.offsets`: with the number
 of the topic, as a topic that was deleted and created again begins at offset 0.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from martlet.spark.read.offsets import QueueKey, Span
+from martlet.reader.offsets import QueueKey, Span
 
 Position = Mapping[QueueKey, int]
 

@@ -18,7 +18,7 @@ from martlet.pipeline.archive.partition import (
     Partitioning,
     escape,
 )
-from martlet.spark.read.schema import SCHEMA, arrow_schema
+from martlet.reader.schema import selected
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -61,10 +61,7 @@ _DELTA = {
 
 def source_schema() -> pa.Schema:
     """Return the columns to read from the source."""
-    from pyspark.sql.types import StructType
-
-    fields = {field.name: field for field in SCHEMA}
-    return arrow_schema(StructType([fields[name] for name in _COLUMNS]))
+    return selected(_COLUMNS)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from martlet.pipeline.archive.rows import source_schema
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.archive.table import ArchiveTable, open_table
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.data_loss import LossReport
-from martlet.spark.read.offsets import Offsets, QueueKey, Span, flatten, nested
-from martlet.spark.read.options import ReadOptions
-from martlet.spark.read.split import Split, Task
+from martlet.reader.data_loss import LossReport
+from martlet.reader.offsets import Offsets, QueueKey, Span, flatten, nested
+from martlet.reader.options import ReadOptions
+from martlet.reader.split import Split, Task
 from martlet.spark.read.stream import FailingStreamReader, StreamReader
 
 FORMAT = "martlet-archive"
@@ -97,7 +97,7 @@ class ArchiveReader(StreamReader):
         """Plan the tasks for the offsets of a micro-batch that are not archived yet. Raises
         DataLossError, ValueError: the checkpoint belongs to another archive.
         """
-        planned = [task for task in super().partitions(start, end) if isinstance(task, Task)]
+        planned: list[Task] = [partition.value for partition in super().partitions(start, end)]
         if not planned:
             return []
         table = self._opened()
@@ -135,7 +135,7 @@ class ArchiveReader(StreamReader):
         store = Store.at(self._writing.location)
         for split in partition.splits:
             stretch = Span(split.key, split.start, split.end)
-            messages = super().read(Task((split,)))
+            messages = super().read(InputPartition(Task((split,))))
             manifest: Manifest = self._writing.write(messages, stretch, partition.folder, store)
             yield (manifest.format(),)
 

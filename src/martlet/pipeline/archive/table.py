@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from martlet.pipeline.archive.position import Manifest, Position
 from martlet.pipeline.archive.store import Store
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.offsets import QueueKey
 
 if TYPE_CHECKING:
     from martlet.pipeline.archive.writing import Writing

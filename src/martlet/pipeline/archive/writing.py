@@ -28,8 +28,8 @@ from martlet.pipeline.archive.partition import (
 from martlet.pipeline.archive.position import Manifest, Written
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
-from martlet.spark.read.decode import gathered
-from martlet.spark.read.offsets import Span
+from martlet.reader.decode import gathered
+from martlet.reader.offsets import Span
 
 ROW_GROUP_BYTES = 64 << 20
 """The size of a row group in memory, before it is encoded and compressed."""

@@ -29,9 +29,9 @@ from martlet.pipeline.audit.options import AuditOptions
 from martlet.pipeline.audit.result import Audit, Finding, LogSummary
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
-from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
-from martlet.spark.brokers.brokers import NoSuchTopicError
-from martlet.spark.brokers.endpoint import CopiedFolder, Endpoint
+from martlet.reader.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
+from martlet.reader.brokers.brokers import NoSuchTopicError
+from martlet.reader.brokers.endpoint import CopiedFolder, Endpoint
 from martlet.text import MILLISECOND_NS, counted
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import COUNTED, CountLine, Finding
 from martlet.pipeline.audit.segment_listing import ListedSegment, Survey
-from martlet.spark.read.segments import SegmentGone
+from martlet.reader.segments import SegmentGone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

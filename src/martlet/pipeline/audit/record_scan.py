@@ -33,7 +33,7 @@ from martlet.log.record import (
     batches_of,
     read_header,
 )
-from martlet.spark.read.decode import Int64s, headers_at
+from martlet.reader.decode import Int64s, headers_at
 
 Headers = npt.NDArray[Any]
 

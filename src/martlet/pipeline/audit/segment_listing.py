@@ -20,8 +20,8 @@ from typing import Any
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.folder import Folder, NoLog, folder_identity
-from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
-from martlet.spark.read.segments import SegmentGone, is_data_folder, require_same
+from martlet.reader.brokers.endpoint import BrokerRefused, Endpoint
+from martlet.reader.segments import SegmentGone, is_data_folder, require_same
 
 _PIECE_BYTES = 16 << 20
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from martlet.pipeline.options import JobOptions
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import Endpoint
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import Endpoint
+from martlet.reader.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

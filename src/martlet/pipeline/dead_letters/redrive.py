@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
-from martlet.spark.brokers.endpoint import Endpoint
+from martlet.reader.brokers.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

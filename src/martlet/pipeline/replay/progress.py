@@ -18,7 +18,7 @@ from typing import Any
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.job import JobFailed
 from martlet.pipeline.replay.source import Position
-from martlet.spark.read.offsets import flatten, nested
+from martlet.reader.offsets import flatten, nested
 
 _PLAN, _STEP = "plan.json", "step.json"
 

@@ -23,8 +23,8 @@ from martlet.pipeline.replay.source import (
     TopicReplaySource,
     sent_columns,
 )
-from martlet.spark.read import offsets
-from martlet.spark.read.offset_bound import parse_bound
+from martlet.reader import offsets
+from martlet.reader.offset_bound import parse_bound
 from martlet.text import SECOND_NS, counted
 
 if TYPE_CHECKING:

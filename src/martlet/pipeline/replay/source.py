@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from martlet.pipeline.archive.partition import LONG
 from martlet.pipeline.job import JobFailed, query_errors_as
 from martlet.pipeline.replay.options import ReplayJobOptions
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.read.offset_bound import Bound, BoundOffset, parse_bound
-from martlet.spark.read.offsets import QueueKey, nested
-from martlet.spark.read.options import ReadOptions
-from martlet.spark.read.resolved_bounds import resolve
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.offset_bound import Bound, BoundOffset, parse_bound
+from martlet.reader.offsets import QueueKey, nested
+from martlet.reader.options import ReadOptions
+from martlet.reader.resolved_bounds import resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

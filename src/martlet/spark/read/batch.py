@@ -8,14 +8,14 @@ from contextlib import closing
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import BrokerNotFound
-from martlet.spark.read.data_loss import LossReport, report_loss
-from martlet.spark.read.offsets import spans
-from martlet.spark.read.options import ReadOptions
-from martlet.spark.read.resolved_bounds import resolve
-from martlet.spark.read.split import Task, plan
-from martlet.spark.read.task import read
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import BrokerNotFound
+from martlet.reader.data_loss import LossReport, report_loss
+from martlet.reader.offsets import spans
+from martlet.reader.options import ReadOptions
+from martlet.reader.resolved_bounds import resolve
+from martlet.reader.split import plan
+from martlet.reader.task import read
 
 
 class BatchReader(DataSourceReader):
@@ -51,9 +51,10 @@ class BatchReader(DataSourceReader):
                     options.fail_on_data_loss, key, offset, first, LossReport.RETENTION
                 )
         end = resolve(brokers, options.end, seen, "endingOffsets")
-        # Spark makes a partition of None out of an empty list.
-        return list(plan(spans(start, end), seen, brokers, options))
+        planned = plan(spans(start, end), seen, brokers, options)
+        return [InputPartition(task) for task in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task."""
-        return read(partition, self._schema) if isinstance(partition, Task) else iter(())
+        # Spark makes a partition of None out of an empty list.
+        return iter(()) if partition.value is None else read(partition.value, self._schema)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerUnreachable, Endpoint, QueueRange
-from martlet.spark.read.offsets import QueueKey
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import BrokerNotFound, BrokerUnreachable, Endpoint, QueueRange
+from martlet.reader.offsets import QueueKey
+from martlet.reader.options import ReadOptions
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The columns of the source: Spark's Kafka source's, and five more; and those of its batch view.
+"""The columns of the source as Spark's types; `martlet.reader.schema` has their meaning.
 
 A query that names only the columns it uses, with ``.schema("value BINARY")``, saves the work for
 the others: Spark does not push the selection of columns down to a Python source.
@@ -7,80 +7,25 @@ the others: Spark does not push the selection of columns down to a Python source
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
+from martlet.reader import schema as columns_of
 
-def _struct(**types: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in types.items()])
-
-
-SCHEMA = _struct(
-    key=BinaryType(),
-    value=BinaryType(),
-    topic=StringType(),
-    partition=IntegerType(),
-    offset=LongType(),
-    timestamp=TimestampType(),
-    timestampType=IntegerType(),
-    headers=ArrayType(_struct(key=StringType(), value=BinaryType())),
-    attempts=IntegerType(),
-    message_id=StringType(),
-    broker=StringType(),
-    tag=StringType(),
-    keys=ArrayType(StringType()),
-)
-"""`partition` is the queue, `key` the order key.  A property that a message lacks is null."""
-_SEND = _struct(producer=StringType(), sequence=LongType(), offset=LongType(), count=LongType())
-BATCHES = _struct(
-    broker=StringType(),
-    topic=StringType(),
-    partition=IntegerType(),
-    topic_id=LongType(),
-    offset=LongType(),
-    end_offset=LongType(),
-    count=LongType(),
-    bytes=LongType(),
-    position=LongType(),
-    timestamp=TimestampType(),
-    deliver_at=TimestampType(),
-    channel_id=LongType(),
-    body_bytes=LongType(),
-    epoch=LongType(),
-    in_transaction=BooleanType(),
-    was_delayed=BooleanType(),
-    was_moved=BooleanType(),
-    sends=ArrayType(_SEND),
-)
-"""The columns of the batch view, as in ``docs/pipelines/source.md``.  Those up to `channel_id` come
-from the index, without a read of the log; the others from the batch's header, and are null if it is
-damaged.
-"""
-
-INTACT = StructField("intact", BooleanType())
-"""Whether the batch's checksum fits, which costs a read of the entire batch."""
+SCHEMA = from_arrow_schema(columns_of.MESSAGES)
+"""The columns of messages."""
 
 
 def schema_of(view: str) -> StructType:
     """The default columns of a view."""
-    return BATCHES if view == "batches" else SCHEMA
+    return from_arrow_schema(columns_of.schema_of(view))
 
 
 def arrow_schema(columns: StructType, view: str = "messages") -> pa.Schema:
     """The Arrow schema of the columns that a query wants. Raises ValueError, which names all."""
-    fields = [*schema_of(view), *([INTACT] if view == "batches" else [])]
-    types = {field.name: field.dataType for field in fields}
+    types = {
+        field.name: field.dataType for field in from_arrow_schema(columns_of.all_columns(view))
+    }
     for field in columns:
         if field.name not in types:
             raise ValueError(

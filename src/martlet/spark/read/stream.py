@@ -28,10 +28,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from martlet.spark.brokers.brokers import QueryBrokers, Seen
-from martlet.spark.brokers.endpoint import BrokerNotFound, QueueRange
-from martlet.spark.read.data_loss import LossReport, report_loss
-from martlet.spark.read.offsets import (
+from martlet.reader.brokers.brokers import QueryBrokers, Seen
+from martlet.reader.brokers.endpoint import BrokerNotFound, QueueRange
+from martlet.reader.data_loss import LossReport, report_loss
+from martlet.reader.offsets import (
     ANY,
     Gathering,
     Offsets,
@@ -44,11 +44,11 @@ from martlet.spark.read.offsets import (
     unread,
     within_bytes,
 )
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.options import ReadOptions
+from martlet.reader.resolved_bounds import resolve
+from martlet.reader.split import plan
+from martlet.reader.task import read
 from martlet.spark.read.progress import ProgressReporter
-from martlet.spark.read.resolved_bounds import resolve
-from martlet.spark.read.split import Task, plan
-from martlet.spark.read.task import read
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -196,12 +196,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 del reached[key]
             else:
                 begin[key] = self._in_range(key, first, seen)
-        return plan(spans(begin, reached), seen, self._brokers, self._options)
+        planned = plan(spans(begin, reached), seen, self._brokers, self._options)
+        return [InputPartition(task) for task in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task."""
-        assert isinstance(partition, Task)
-        return read(partition, self._schema)
+        return read(partition.value, self._schema)
 
     def commit(self, end: Offsets) -> None:
         """Report to the brokers that Spark has committed all before `end`."""

@@ -1,5 +1,5 @@
 """The sink: rows become messages, exactly once.
 
-May import: `martlet.client`, `spark.brokers`. Start with `sink`; each task fills a
+May import: `martlet.client`, `martlet.reader`. Start with `sink`; each task fills a
 `broker_transaction`, and a `CommitMessage` tells the driver which.
 """

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 from pyspark.sql.datasource import WriterCommitMessage
 
 from martlet.names import is_valid_name
-from martlet.spark.brokers.addresses import SparkTls, parse_addresses
-from martlet.spark.option_values import TLS_NAMES, boolean, number, spelled_options, tls
+from martlet.reader.brokers.addresses import SparkTls, parse_addresses
+from martlet.reader.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 
 _NAMES = (
     "addresses",

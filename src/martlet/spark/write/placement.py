@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from martlet import unreachable
 from martlet.addresses import lookup_address
 from martlet.client.copied_folder import Process, confirmed, copies_in, refusal
-from martlet.spark.brokers.addresses import SparkTls
-from martlet.spark.brokers.endpoint import FIRST_PAUSE_S, MAX_PAUSE_S, not_http
+from martlet.reader.brokers.addresses import SparkTls
+from martlet.reader.brokers.endpoint import FIRST_PAUSE_S, MAX_PAUSE_S, not_http
 from martlet.spark.write.options import WriteFailed
 
 _ANSWER_TIMEOUT_S = 10.0

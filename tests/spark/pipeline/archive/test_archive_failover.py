@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.publish import publish
+from tests.spark.reader.brokers.test_failover import Loop, loop, started, stopped
 
 from martlet.pipeline.archive import ArchiveOptions, archive
 

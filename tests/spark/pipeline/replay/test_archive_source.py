@@ -15,7 +15,7 @@ from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.writing import Writing
 from martlet.pipeline.replay import ReplayJobOptions
 from martlet.pipeline.replay.source import ArchiveReplaySource
-from martlet.spark.read.offsets import QueueKey, Span
+from martlet.reader.offsets import QueueKey, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from martlet.pipeline.archive.position import Manifest, TwoWritersError
 from martlet.pipeline.archive.rows import Shape, source_schema
 from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import QueueKey, Span
+from martlet.reader.offsets import QueueKey, Span
 
 KEY = QueueKey("b" * 32, "t", 0, 7)
 HOUR_US = 3_600_000_000

@@ -14,7 +14,7 @@ from martlet.pipeline.archive.rows import Shape
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.table import open_table
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import Span
+from martlet.reader.offsets import Span
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from martlet.pipeline.archive.partition import (
 from martlet.pipeline.archive.rows import Shape
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.offsets import Span
+from martlet.reader.offsets import Span
 
 FIELDS = pa.schema([("customer", pa.string()), ("city", pa.string()), ("id", pa.int32())])
 SHAPE = Shape(("customer", "city"), FIELDS)

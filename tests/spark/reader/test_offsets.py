@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.index import ENTRY
-from martlet.spark.read.offsets import QueueKey, flatten, nested, spans, step, within_bytes
-from martlet.spark.read.split import edges_of
+from martlet.reader.offsets import QueueKey, flatten, nested, spans, step, within_bytes
+from martlet.reader.split import edges_of
 
 KEYS = [QueueKey(broker, "t", queue) for broker in "ab" for queue in range(3)]
 SIZES = st.lists(st.integers(0, 1000), min_size=len(KEYS), max_size=len(KEYS))

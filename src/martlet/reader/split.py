@@ -1,4 +1,4 @@
-"""Cut a query's offsets into splits, each a range of one queue, and group splits into Spark tasks.
+"""Cut a query's offsets into splits, each a range of one queue, and group splits into tasks.
 
 A task costs Spark about 10 ms however little it reads, so a thousand topics with a few new messages
 each must not become a thousand tasks.  Small splits of one broker share a task; a large split has
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
-from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
-from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaSource
-from martlet.spark.read.data_loss import LossReport, report_loss
-from martlet.spark.read.offsets import QueueKey, Span
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaSource
+from martlet.reader.data_loss import LossReport, report_loss
+from martlet.reader.offsets import QueueKey, Span
+from martlet.reader.options import ReadOptions
 from martlet.text import counted
 
 _SMALL = 32
@@ -79,8 +78,8 @@ class Split:
 
 
 @dataclass
-class Task(InputPartition):
-    """The splits that one Spark task reads, in this order; all of one broker."""
+class Task:
+    """The splits that one task reads, in this order; all of one broker."""
 
     splits: tuple[Split, ...]
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from martlet.spark.read.offset_bound import EARLIEST, END, LATEST, START, Bound, BoundOffset
-from martlet.spark.read.options import ReadOptions, Topics
+from martlet.reader.offset_bound import EARLIEST, END, LATEST, START, Bound, BoundOffset
+from martlet.reader.options import ReadOptions, Topics
 from martlet.spark.read.schema import arrow_schema
 
 EPOCH_NS = 1_700_000_000_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.offsets import QueueKey
 from martlet.text import counted
 
 _LOG = logging.getLogger(__name__)

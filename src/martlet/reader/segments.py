@@ -23,7 +23,7 @@ import numpy as np
 
 from martlet.log.index import Rows
 from martlet.log.record import BadRecord
-from martlet.spark.read.decode import MAX_BYTES, LogChunk, chunk_of
+from martlet.reader.decode import MAX_BYTES, LogChunk, chunk_of
 
 
 def is_data_folder(folder: Path, broker: str) -> bool:

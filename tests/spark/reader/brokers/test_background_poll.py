@@ -11,8 +11,8 @@ from types import FrameType
 
 import pytest
 
-from martlet.spark.brokers.background_poll import BackgroundPoll
-from martlet.spark.brokers.endpoint import Endpoint
+from martlet.reader.brokers.background_poll import BackgroundPoll
+from martlet.reader.brokers.endpoint import Endpoint
 
 
 class Ended(BaseException):

@@ -23,8 +23,8 @@ from typing import Any
 
 from martlet.addresses import lookup_address
 from martlet.client.copied_folder import Copies, refusal
-from martlet.spark.brokers.background_poll import BackgroundPoll
-from martlet.spark.brokers.endpoint import (
+from martlet.reader.brokers.background_poll import BackgroundPoll
+from martlet.reader.brokers.endpoint import (
     BrokerRefused,
     BrokerUnreachable,
     CopiedFolder,
@@ -34,8 +34,8 @@ from martlet.spark.brokers.endpoint import (
     QueueRange,
     ReplicaSource,
 )
-from martlet.spark.read.offsets import QueueKey
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.offsets import QueueKey
+from martlet.reader.options import ReadOptions
 
 _LOG = logging.getLogger(__name__)
 _LOOKUP_INTERVAL_S = 2.0

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotYetAnswered
 from typing import Generic, TypeVar
 
-from martlet.spark.brokers.endpoint import BrokerUnreachable, Endpoint
+from martlet.reader.brokers.endpoint import BrokerUnreachable, Endpoint
 
 T = TypeVar("T")
 _CLOSE_S = 1.0

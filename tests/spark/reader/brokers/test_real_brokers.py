@@ -25,13 +25,13 @@ from tests.spark.publish import ask, key_of, post, publish, wait_for
 from martlet.client.sync import Producer
 from martlet.log.index import ENTRY
 from martlet.pipeline.audit import AuditOptions, require_topics
-from martlet.spark.brokers.addresses import OperatorToken
-from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
+from martlet.reader.brokers.addresses import OperatorToken
+from martlet.reader.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
+from martlet.reader.data_loss import DataLossError, LossReport
+from martlet.reader.options import ReadOptions
+from martlet.reader.schema import BATCHES, selected
+from martlet.reader.segments import SegmentFiles
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.data_loss import DataLossError, LossReport
-from martlet.spark.read.options import ReadOptions
-from martlet.spark.read.schema import INTACT, arrow_schema, schema_of
-from martlet.spark.read.segments import SegmentFiles
 from martlet.spark.read.stream import StreamReader
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -61,9 +61,7 @@ def broker(
 
 def reader(columns: str = "offset,value", **options: str) -> BatchReader:
     parsed = ReadOptions.parse(options, "batch")
-    fields = {field.name: field for field in [*schema_of(parsed.view), INTACT]}
-    schema = type(schema_of("messages"))([fields[name] for name in columns.split(",")])
-    return BatchReader(parsed, arrow_schema(schema, parsed.view))
+    return BatchReader(parsed, selected(columns.split(","), parsed.view))
 
 
 def rows(columns: str = "offset,value", **options: str) -> list[dict[str, Any]]:
@@ -80,8 +78,7 @@ def offsets(**options: str) -> list[int]:
 
 def stream(**options: str) -> StreamReader:
     parsed = ReadOptions.parse(options, "stream")
-    columns = type(schema_of("messages"))([f for f in schema_of(parsed.view) if f.name == "offset"])
-    return StreamReader(parsed, arrow_schema(columns, parsed.view))
+    return StreamReader(parsed, selected(["offset"], parsed.view))
 
 
 def damage(broker: BrokerProcess, topic: str, number: int, at: int = 150) -> int:
@@ -101,7 +98,7 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
 ) -> None:
     topic = f"damaged-{from_files}"
     if not from_files:
-        monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
+        monkeypatch.setattr("martlet.reader.segments.SegmentFiles.find", lambda *_: None)
     for first in range(0, 50, 10):
         publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
     query = {"addresses": broker.http_address, "topic": topic}
@@ -156,9 +153,9 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     with Producer(broker.tcp_address) as producer:
         producer.send("rows", b"known" * 10, order_key="a")
     query = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
-    every = ",".join(schema_of("batches").names)
+    every = ",".join(BATCHES.names)
     listed_rows = rows(every, **query)
-    monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
+    monkeypatch.setattr("martlet.reader.segments.SegmentFiles.find", lambda *_: None)
     assert rows(every, **query) == listed_rows
     by_place = {(row["partition"], row["offset"]): row for row in listed_rows}
     seven, two = by_place[0, 0], by_place[1, 0]
@@ -177,7 +174,7 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     (listed,) = ask(broker.http_address, "/log/topics?names=rows")["topics"]
     assert {row["topic_id"] for row in listed_rows} == {listed["topic_id"]}
     # The index alone knows these, and no batch is asked for.
-    monkeypatch.setattr("martlet.spark.read.batch_view._Heads", None)
+    monkeypatch.setattr("martlet.reader.batch_view._Heads", None)
     few = rows("partition,offset,bytes,timestamp", **query)
     assert few == [{name: row[name] for name in few[0]} for row in listed_rows]
 
@@ -250,7 +247,7 @@ def test_the_properties_of_a_message(
     rich["headers"] = [{"key": "trace", "value": "\N{SNOWMAN}".encode()}]
     plain = {"key": None, "tag": None, "keys": None, "value": b"plain", "headers": None}
     assert rows("key,tag,keys,value,headers", **query) == [rich, plain]
-    monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
+    monkeypatch.setattr("martlet.reader.segments.SegmentFiles.find", lambda *_: None)
     assert rows("key,tag,keys,value,headers", **query) == [rich, plain]
 
 

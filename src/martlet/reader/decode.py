@@ -252,8 +252,8 @@ _CARRIED: Mapping[str, Callable[[Properties], object]] = {
 
 
 class Columns:
-    """Builds record batches of one queue in the schema that Spark wants, with any of the columns of
-    `martlet.spark.read.schema`.
+    """Builds record batches of one queue in a wanted schema, with any of the columns of
+    `martlet.reader.schema`.
     """
 
     def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:

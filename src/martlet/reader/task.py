@@ -24,18 +24,18 @@ import pyarrow as pa
 
 from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
-from martlet.spark.brokers.endpoint import (
+from martlet.reader.batch_view import overview
+from martlet.reader.brokers.endpoint import (
     BrokerNotFound,
     Endpoint,
     MadeAnew,
     OffsetGone,
     ReplicaSource,
 )
-from martlet.spark.read.batch_view import overview
-from martlet.spark.read.data_loss import LossReport
-from martlet.spark.read.decode import Columns, Int64s, LogChunk, chunk_of, gathered
-from martlet.spark.read.segments import SegmentFiles, SegmentGone
-from martlet.spark.read.split import Split, Task
+from martlet.reader.data_loss import LossReport
+from martlet.reader.decode import Columns, Int64s, LogChunk, chunk_of, gathered
+from martlet.reader.segments import SegmentFiles, SegmentGone
+from martlet.reader.split import Split, Task
 
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20

@@ -14,7 +14,7 @@ from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
 from martlet.properties.model import Properties
-from martlet.spark.read.decode import Columns, LogChunk, chunk_of
+from martlet.reader.decode import Columns, LogChunk, chunk_of
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 BATCHES = st.lists(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from martlet.spark.read.offsets import TOPIC_ID
+from martlet.reader.offsets import TOPIC_ID
 from martlet.text import parse_duration
 
 EARLIEST = -2

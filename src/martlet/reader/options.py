@@ -13,15 +13,15 @@ from typing import Literal
 
 from martlet.http_requests import TOKEN_VARIABLE, TRUSTED_VARIABLE
 from martlet.names import BadPattern, Pattern, compile_pattern, is_ephemeral, is_valid_name
-from martlet.spark.brokers.addresses import (
+from martlet.reader.brokers.addresses import (
     TRUSTED_OPTION,
     OperatorToken,
     SparkTls,
     parse_addresses,
     split_at_commas,
 )
-from martlet.spark.option_values import TLS_NAMES, boolean, number, spelled_options, tls
-from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
+from martlet.reader.offset_bound import END, START, Bound, parse_bound, parse_timestamp
+from martlet.reader.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 from martlet.text import parse_duration, parse_size
 
 NAMES = (

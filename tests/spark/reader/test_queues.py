@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 from tests.spark.publish import ask, post, publish
 
-from martlet.spark.read.offsets import Offsets
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.offsets import Offsets
+from martlet.reader.options import ReadOptions
 from martlet.spark.read.schema import arrow_schema
 from martlet.spark.read.stream import StreamReader
 from martlet.testing import BrokerProcess
@@ -43,7 +43,7 @@ def test_a_stream_reads_all_queues_and_those_that_come(
     broker: BrokerProcess, from_files: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not from_files:
-        monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
+        monkeypatch.setattr("martlet.reader.segments.SegmentFiles.find", lambda *_: None)
     texts = {"addresses": broker.http_address, "topic": "t", "channel": "spark"}
     schema = arrow_schema(StructType().add("value", "binary").add("partition", "integer"))
     options = ReadOptions.parse(texts | {"startingOffsets": "earliest"}, "stream")

@@ -14,9 +14,9 @@ from tests.answering import answering
 
 from martlet.pipeline.audit import AuditOptions, audit
 from martlet.pipeline.job import JobFailed
-from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import BrokerRefused
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.brokers import QueryBrokers
+from martlet.reader.brokers.endpoint import BrokerRefused
+from martlet.reader.options import ReadOptions
 
 TOKEN = "0123456789abcdef"
 LISTING = {"broker": "b", "data_path": "/nowhere", "topics": []}

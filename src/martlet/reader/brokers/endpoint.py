@@ -25,7 +25,7 @@ import numpy as np
 
 from martlet import unreachable
 from martlet.log.index import ENTRY, Rows
-from martlet.spark.brokers.addresses import (
+from martlet.reader.brokers.addresses import (
     NO_TOKEN,
     TRUSTED_OPTION,
     OperatorToken,

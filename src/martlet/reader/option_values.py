@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from martlet.spark.brokers.addresses import SparkTls
+from martlet.reader.brokers.addresses import SparkTls
 
 T = TypeVar("T")
 TLS_NAMES = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsVerify")

@@ -33,13 +33,13 @@ from martlet.log.record import (
     read_header,
 )
 from martlet.properties.model import BadProperties
-from martlet.spark.brokers.endpoint import Endpoint, OffsetGone
-from martlet.spark.read.data_loss import LossReport
-from martlet.spark.read.schema import BATCHES
-from martlet.spark.read.segments import SegmentFiles, SegmentGone
+from martlet.reader.brokers.endpoint import Endpoint, OffsetGone
+from martlet.reader.data_loss import LossReport
+from martlet.reader.schema import BATCHES
+from martlet.reader.segments import SegmentFiles, SegmentGone
 
 if TYPE_CHECKING:
-    from martlet.spark.read.split import Split
+    from martlet.reader.split import Split
 
 _LOG = logging.getLogger(__name__)
 _HEADS_BYTES = 4 << 20

@@ -16,14 +16,14 @@ from pyspark.sql.types import StructType
 from tests.spark.folder import EPOCH_NS, Folder
 from tests.spark.log_server import LogServer, serving
 
-from martlet.spark.brokers.endpoint import BrokerUnreachable, ReplicaSource
-from martlet.spark.read.data_loss import DataLossError
-from martlet.spark.read.offsets import Offsets, QueueKey
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.brokers.endpoint import BrokerUnreachable, ReplicaSource
+from martlet.reader.data_loss import DataLossError
+from martlet.reader.offsets import Offsets, QueueKey
+from martlet.reader.options import ReadOptions
+from martlet.reader.split import Split, Task
+from martlet.reader.task import read
 from martlet.spark.read.schema import arrow_schema
-from martlet.spark.read.split import Split, Task
 from martlet.spark.read.stream import StreamReader
-from martlet.spark.read.task import read
 
 ALL = ReadAllAvailable()
 SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
@@ -34,8 +34,8 @@ Replicas = Callable[..., LogServer]
 def every_look_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("martlet.spark.read.stream._POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr("martlet.spark.read.stream._MAX_POLL_INTERVAL_S", 0.0)
-    monkeypatch.setattr("martlet.spark.read.task._SMALL_BYTES", 0)
-    monkeypatch.setattr("martlet.spark.read.task.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("martlet.reader.task._SMALL_BYTES", 0)
+    monkeypatch.setattr("martlet.reader.task.CHUNK_BYTES", 4096)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from martlet.spark.brokers.brokers import QueryBrokers, Seen
-from martlet.spark.brokers.endpoint import QueueRange
-from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds, is_queue
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.brokers.brokers import QueryBrokers, Seen
+from martlet.reader.brokers.endpoint import QueueRange
+from martlet.reader.offset_bound import EARLIEST, Bound, BoundOffset, QueueBounds, is_queue
+from martlet.reader.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
 """In the year 2262: the latest time that brokers accept."""

@@ -16,13 +16,13 @@ from pyspark.sql.types import StructType
 from tests.spark.folder import EPOCH_NS, Folder
 from tests.spark.log_server import LogServer, serving
 
-from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
-from martlet.spark.read import task as reading
-from martlet.spark.read.data_loss import DataLossError
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader import task as reading
+from martlet.reader.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
+from martlet.reader.data_loss import DataLossError
+from martlet.reader.offsets import QueueKey
+from martlet.reader.split import Split, Task
+from martlet.reader.task import read
 from martlet.spark.read.schema import arrow_schema
-from martlet.spark.read.split import Split, Task
-from martlet.spark.read.task import read
 from martlet.testing.ports import free_port
 
 SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Folder:
 @pytest.fixture(autouse=True)
 def nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk is there as soon as it is read, however small it is."""
-    monkeypatch.setattr("martlet.spark.read.task._SMALL_BYTES", 0)
+    monkeypatch.setattr("martlet.reader.task._SMALL_BYTES", 0)
 
 
 @pytest.fixture
