@@ -49,6 +49,7 @@ PACKAGE = ROOT / "src" / "martlet"
 PAGES = Path(__file__).parent / "generated"
 _NOTE = "<!-- Written by docs/reference/generate.py: do not edit. -->\n"
 PUBLIC = (
+    "arrow",
     "client",
     "client.admin",
     "client.sync",

@@ -59,15 +59,21 @@ class Folder:
         stored_at_ns: int = EPOCH_NS,
         deliver_at_ns: int = 0,
         properties: Sequence[tuple[int, bytes]] = (),
+        published_at_ns: int | None = None,
     ) -> None:
-        """Store one batch. An array of uint8 holds one body a row."""
+        """Store one batch. An array of uint8 holds one body a row.
+
+        Args:
+            published_at_ns: the time that the messages have, if it is not that of the batch.
+        """
         topic_id = self.topics.setdefault(topic, len(self.topics) + 1)
         key = (topic, queue)
         first_offset = self.end_offsets.get(key, 0)
+        time_ns = stored_at_ns if published_at_ns is None else published_at_ns
         if isinstance(bodies, np.ndarray):
-            frames, ends = _uniform_frames(bodies, first_offset, stored_at_ns)
+            frames, ends = _uniform_frames(bodies, first_offset, time_ns)
         else:
-            frames, ends = _frames(bodies, first_offset, stored_at_ns)
+            frames, ends = _frames(bodies, first_offset, time_ns)
         block = pack_block(properties)
         length = record_length(len(frames), len(ends), len(block))
         position = self._position_for(length)

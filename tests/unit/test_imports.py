@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "console": {"client"} | LOWER,
     "pipeline": {"client", "reader", "spark"} | LOWER,
     "spark": {"client", "reader"} | LOWER,
+    "arrow": {"reader"},
     "reader": {"client"} | LOWER,
     "client": {"layer", "protocol"},
     "supervisor": set(),
@@ -373,6 +374,7 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
             "import martlet.cli.operations.topic",
             {"aiohttp", "numpy", "uvloop", "martlet.client.consumer", "martlet.client.producer"},
         ),
+        ("import martlet.arrow", {"pyspark", "aiohttp", "asyncio", "rich", "msgspec"}),
         ("import martlet.client.hooks", {"martlet.client.consumer", "martlet.client.group"}),
         ("import martlet.cli.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         (

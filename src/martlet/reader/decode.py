@@ -15,9 +15,10 @@ columns at fixed distances from the frames' starts, or they are constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,10 @@ from martlet.log.record import (
 )
 from martlet.properties.block import Block
 from martlet.properties.model import Properties
+from martlet.reader.schema import MESSAGES
+
+if TYPE_CHECKING:
+    from martlet.reader.filters import RowFilter
 
 Int64s = npt.NDArray[np.int64]
 
@@ -141,6 +146,11 @@ def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
 class DecodedFrames:
     """The frames of the wanted messages of a chunk, as positions in its buffer."""
 
+    _all: DecodedFrames | None = None
+    """The frames that these are some of; None if they are all."""
+    _rows: Int64s
+    """Their rows in those."""
+
     def __init__(self, chunk: LogChunk, start_offset: int, end_offset: int) -> None:
         headers = chunk.headers
         counts = headers["count"].astype(np.int64)
@@ -167,6 +177,16 @@ class DecodedFrames:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def only(self, rows: Int64s) -> DecodedFrames:
+        """Some of the frames, by ascending rows."""
+        some = copy(self)
+        some.__dict__.pop("properties", None)
+        some._all, some._rows = self, rows
+        some.offsets, some.starts, some.ends = (
+            positions[rows] for positions in (self.offsets, self.starts, self.ends)
+        )
+        return some
+
     def bodies(self) -> pa.Array:
         """The bodies as a binary array."""
         count = len(self)
@@ -190,6 +210,10 @@ class DecodedFrames:
     @cached_property
     def properties(self) -> dict[int, Properties]:
         """The properties of the messages that have any, by row."""
+        if self._all is not None:
+            of_all = self._all.properties
+            chosen = self._rows.tolist()
+            return {new: of_all[row] for new, row in enumerate(chosen) if row in of_all}
         headers = self._chunk.headers
         by_row: dict[int, Properties] = {}
         for record in np.flatnonzero(headers["properties_length"]).tolist():
@@ -256,8 +280,19 @@ class Columns:
     `martlet.reader.schema`.
     """
 
-    def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        topic: str,
+        queue: int,
+        broker: str,
+        row_filter: RowFilter | None = None,
+    ) -> None:
         self._schema = schema
+        self._row_filter = row_filter
+        offset = pa.schema([MESSAGES.field("offset")])  # A batch of no columns has no rows.
+        self._tested = row_filter.widened(offset, "messages") if row_filter else offset
         self._values = {
             "topic": topic,
             "partition": queue,
@@ -269,17 +304,22 @@ class Columns:
     def batch(self, chunk: LogChunk, start_offset: int, end_offset: int) -> pa.RecordBatch | None:
         """The messages of a chunk from `start_offset` up to `end_offset`; None for none."""
         frames = DecodedFrames(chunk, start_offset, end_offset)
-        if not len(frames):
-            return None
+        if len(frames) and self._row_filter is not None:
+            matches = self._row_filter.mask(pa.Table.from_batches([self._of(frames, self._tested)]))
+            if not matches.all():
+                frames = frames.only(np.flatnonzero(matches))
+        return self._of(frames, self._schema) if len(frames) else None
+
+    def _of(self, frames: DecodedFrames, schema: pa.Schema) -> pa.RecordBatch:
         arrays = [
             _GATHERED[field.name](frames)
             if field.name in _GATHERED
             else frames.of_each(field, _CARRIED[field.name])
             if field.name in _CARRIED
             else self._constant(field, len(frames))
-            for field in self._schema
+            for field in schema
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _constant(self, field: pa.Field, count: int) -> pa.Array:
         """A constant column, cached at the largest length needed so far."""

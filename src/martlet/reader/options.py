@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from martlet.http_requests import TOKEN_VARIABLE, TRUSTED_VARIABLE
 from martlet.names import BadPattern, Pattern, compile_pattern, is_ephemeral, is_valid_name
@@ -23,6 +23,9 @@ from martlet.reader.brokers.addresses import (
 from martlet.reader.offset_bound import END, START, Bound, parse_bound, parse_timestamp
 from martlet.reader.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 from martlet.text import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from martlet.reader.filters import RowFilter
 
 NAMES = (
     "addresses",
@@ -43,6 +46,8 @@ NAMES = (
     "splitBytes",
     "minPartitions",
     "view",
+    "filter",
+    "filterPushdown",
     "group",
     "retain",
     "channel",
@@ -67,7 +72,7 @@ _STREAMS_ONLY = (
     "group",
     "retain",
 )
-_BATCHES_ONLY = ("endingOffsets", "endingTimestamp")
+_BATCHES_ONLY = ("endingOffsets", "endingTimestamp", "filterPushdown")
 _SPARKS_WORDS = re.compile(
     r"(\d+)\s*(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)", re.IGNORECASE
 )
@@ -107,6 +112,9 @@ class ReadOptions:
     split_bytes: int
     min_partitions: int
     view: str
+    row_filter: RowFilter | None
+    takes_filters: bool
+    """Whether a batch query's WHERE is pushed down."""
     group: str | None
     """The consumer group that shows a stream's position; None for none."""
     retain: bool
@@ -138,6 +146,7 @@ class ReadOptions:
                 "127.0.0.1:4161"
             )
 
+        view = _view(options.get("view", VIEWS[0]))
         return cls(
             addresses=addresses,
             lookup_addresses=lookup_addresses,
@@ -153,7 +162,9 @@ class ReadOptions:
                 options, "splitBytes", _DEFAULT_SPLIT_BYTES[kind], 64 << 10, 4 << 30, parse_size
             ),
             min_partitions=number(options, "minPartitions", 1, 1, _MAX_PARTITIONS),
-            view=_view(options.get("view", VIEWS[0])),
+            view=view,
+            row_filter=_row_filter(options.get("filter"), view),
+            takes_filters=boolean(options, "filterPushdown", False),
             group=_channel_name(options, "group"),
             retain=boolean(options, "retain", False),
             channel=_channel_name(options, "channel"),
@@ -180,6 +191,14 @@ def _view(text: str) -> str:
     if word not in VIEWS:
         raise ValueError(f"option view: {text!r} is neither {' nor '.join(VIEWS)}")
     return word
+
+
+def _row_filter(text: str | None, view: str) -> RowFilter | None:
+    if text is None:
+        return None
+    from martlet.reader.filters import parse_filter  # Arrow's datasets take a while to load.
+
+    return parse_filter(text, view)
 
 
 def _topics(options: Mapping[str, str]) -> Topics:

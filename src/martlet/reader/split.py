@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,10 +23,15 @@ from martlet.reader.offsets import QueueKey, Span
 from martlet.reader.options import ReadOptions
 from martlet.text import counted
 
+if TYPE_CHECKING:
+    from martlet.reader.filters import RowFilter
+
 _SMALL = 32
 """Splits below this fraction of `splitBytes` share tasks of up to four times that size."""
 _MAX_SMALL = 128
 """Splits a task: each costs about 1 ms."""
+_MANY_OFFSETS = 100_000
+"""Offsets of a queue from which on a time is looked up before the index is read."""
 _FEW_ROWS = 64
 """Rows of the index to ship with a task, which saves it a request for them."""
 
@@ -89,9 +95,23 @@ def plan(
     seen: Mapping[QueueKey, QueueRange],
     brokers: QueryBrokers,
     options: ReadOptions,
+    row_filter: RowFilter | None = None,
 ) -> list[Task]:
-    """Cut spans at batch boundaries into splits of about `options.split_bytes`, for tasks."""
+    """Cut spans at batch boundaries into splits of about `options.split_bytes`, for tasks; leave
+    out batches of which no message can match a filter.
+    """
+    if row_filter is not None:
+
+        def first_since(span: Span, time_us: int) -> int:
+            if span.end - span.start < _MANY_OFFSETS:
+                return span.start  # The index is read at once.
+            key = span.key
+            return brokers.endpoint(key.broker).offset_at(key.topic, key.queue, time_us * 1000)
+
+        spans = row_filter.clipped(spans, first_since)
     indexed = list(_indexed(spans, seen, brokers))
+    if row_filter is not None:
+        indexed = list(row_filter.pieces(indexed))
     total = sum(int(rows["length"].sum()) for _, rows in indexed)
     split_bytes = options.split_bytes
     if options.min_partitions > len(indexed):

@@ -13,11 +13,10 @@ topic before.
 
 from __future__ import annotations
 
-import functools
-import gc
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +36,9 @@ from martlet.reader.decode import Columns, Int64s, LogChunk, chunk_of, gathered
 from martlet.reader.segments import SegmentFiles, SegmentGone
 from martlet.reader.split import Split, Task
 
+if TYPE_CHECKING:
+    from martlet.reader.filters import RowFilter
+
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Bytes of the log in one record batch, about."""
@@ -44,8 +46,10 @@ _SMALL_BYTES = 1 << 20
 """Record batches below this size are joined."""
 
 
-def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task's splits, in order.
+def read(
+    task: Task, schema: pa.Schema, row_filter: RowFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task's splits, in order; only those that match a filter.
 
     Raises:
         DataLossError: messages are missing or damaged, and the split is to fail then.
@@ -58,22 +62,20 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     addresses = [replica.address for replica in replicas]
     endpoint = Endpoint(nearest.address, first.timeout_ms, first.tls, addresses, first.token)
     try:
-        batches = (_read_split(split, schema, endpoint, files) for split in task.splits)
+        readings = (_Reading(split, schema, endpoint, row_filter) for split in task.splits)
+        batches = (_read_split(reading, files) for reading in readings)
         # Small batches are joined: each costs Java as much as a thousand rows.
         for small in gathered(itertools.chain.from_iterable(batches), _SMALL_BYTES):
             yield small[0] if len(small) == 1 else pa.concat_batches(small)
     finally:
         endpoint.close()
-        _spare_collector()
 
 
-def _read_split(
-    split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
-) -> Iterator[pa.RecordBatch]:
-    reading = _Reading(split, schema, endpoint)
+def _read_split(reading: _Reading, files: SegmentFiles | None) -> Iterator[pa.RecordBatch]:
+    split = reading.split
     try:
         if split.view == "batches":
-            yield from overview(split, schema, endpoint, files)
+            yield from reading.overview(files)
             return
         if files is not None:
             yield from reading.from_files(files)
@@ -83,26 +85,42 @@ def _read_split(
         reading.lose(split.end, loss, "while it was read")
 
 
-@functools.cache
-def _spare_collector() -> None:
-    """Exempt the objects that exist after the first split from garbage collection: after each task
-    Spark's workers collect all that pyspark, pandas and pyarrow have loaded, which takes 50 ms.
-    """
-    gc.freeze()
-
-
 class _Reading:
     """The progress of reading one split: `offset` is the next one wanted."""
 
-    def __init__(self, split: Split, schema: pa.Schema, endpoint: Endpoint) -> None:
+    def __init__(
+        self,
+        split: Split,
+        schema: pa.Schema,
+        endpoint: Endpoint,
+        row_filter: RowFilter | None = None,
+    ) -> None:
         self.split = split
+        self.schema = schema
+        self.row_filter = row_filter
         self.offset = split.start
         self.endpoint = endpoint
         self.damaged_count = 0
         """How many replicas have the next record damaged."""
         self.columns = Columns(
-            schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
+            schema,
+            topic=split.key.topic,
+            queue=split.key.queue,
+            broker=split.key.broker,
+            row_filter=row_filter,
         )
+
+    def overview(self, files: SegmentFiles | None) -> Iterator[pa.RecordBatch]:
+        """The rows of the view of batches."""
+        row_filter = self.row_filter
+        if row_filter is None:
+            yield from overview(self.split, self.schema, self.endpoint, files)
+            return
+        wide = row_filter.widened(self.schema, self.split.view)
+        for batch in overview(self.split, wide, self.endpoint, files):
+            matching = row_filter.matching(batch, self.schema)
+            if len(matching):
+                yield matching
 
     def from_files(self, files: SegmentFiles) -> Iterator[pa.RecordBatch]:
         split = self.split

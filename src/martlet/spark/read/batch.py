@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from martlet.reader.brokers.brokers import QueryBrokers
-from martlet.reader.brokers.endpoint import BrokerNotFound
-from martlet.reader.data_loss import LossReport, report_loss
-from martlet.reader.offsets import spans
+from martlet.reader.batch_plan import batch_tasks
 from martlet.reader.options import ReadOptions
-from martlet.reader.resolved_bounds import resolve
-from martlet.reader.split import plan
 from martlet.reader.task import read
+
+if TYPE_CHECKING:
+    from martlet.reader.filters import RowFilter
 
 
 class BatchReader(DataSourceReader):
@@ -24,37 +24,32 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
+        self._row_filter = options.row_filter
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Cut the offsets that the bounds enclose now into splits.
-
-        Raises:
-            NoSuchTopicError: a topic does not exist.
-            ValueError: the offsets of an option do not exist.
-            DataLossError: the log no longer holds the starting offsets.
-        """
-        with closing(QueryBrokers(self._options)) as brokers:
-            try:
-                return self._plan(brokers)
-            except BrokerNotFound:  # A topic was deleted between the poll and the plan.
-                return self._plan(brokers)
-
-    def _plan(self, brokers: QueryBrokers) -> list[InputPartition]:
-        options = self._options
-        seen = brokers.poll(patient=True)
-        brokers.require_topics(seen)
-        start = resolve(brokers, options.start, seen, "startingOffsets")
-        for key, offset in start.items():
-            first = seen[key].start_offset
-            if offset < first:
-                start[key] = report_loss(
-                    options.fail_on_data_loss, key, offset, first, LossReport.RETENTION
-                )
-        end = resolve(brokers, options.end, seen, "endingOffsets")
-        planned = plan(spans(start, end), seen, brokers, options)
-        return [InputPartition(task) for task in planned]
+        """Cut the offsets that the bounds enclose now into splits. Raises as `batch_tasks`."""
+        return [InputPartition(task) for task in batch_tasks(self._options, self._row_filter)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task."""
-        # Spark makes a partition of None out of an empty list.
-        return iter(()) if partition.value is None else read(partition.value, self._schema)
+        return read_partition(partition, self._schema, self._row_filter)
+
+
+def read_partition(
+    partition: InputPartition, schema: pa.Schema, row_filter: RowFilter | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one task. Raises as `martlet.reader.task.read`."""
+    if partition.value is None:  # Spark makes a partition of None out of an empty list.
+        return
+    try:
+        yield from read(partition.value, schema, row_filter)
+    finally:
+        _spare_collector()
+
+
+@functools.cache
+def _spare_collector() -> None:
+    """Exempt the objects that exist after the first split from garbage collection: after each task
+    Spark's workers collect all that pyspark, pandas and pyarrow have loaded, which takes 50 ms.
+    """
+    gc.freeze()

@@ -47,7 +47,7 @@ from martlet.reader.offsets import (
 from martlet.reader.options import ReadOptions
 from martlet.reader.resolved_bounds import resolve
 from martlet.reader.split import plan
-from martlet.reader.task import read
+from martlet.spark.read.batch import read_partition
 from martlet.spark.read.progress import ProgressReporter
 
 T = TypeVar("T")
@@ -196,12 +196,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 del reached[key]
             else:
                 begin[key] = self._in_range(key, first, seen)
-        planned = plan(spans(begin, reached), seen, self._brokers, self._options)
+        options = self._options
+        todo = spans(begin, reached)
+        planned = plan(todo, seen, self._brokers, options, options.row_filter)
         return [InputPartition(task) for task in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task."""
-        return read(partition.value, self._schema)
+        return read_partition(partition, self._schema, self._options.row_filter)
 
     def commit(self, end: Offsets) -> None:
         """Report to the brokers that Spark has committed all before `end`."""
