@@ -35,7 +35,12 @@ class MartletDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader for a batch query on the wanted columns."""
         options = ReadOptions.parse(self.options, "batch")
-        return BatchReader(options, arrow_schema(schema, options.view))
+        columns = arrow_schema(schema, options.view)
+        if not options.takes_filters:
+            return BatchReader(options, columns)
+        from martlet.spark.read.pushdown import PushdownReader
+
+        return PushdownReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer for a batch query's rows."""
