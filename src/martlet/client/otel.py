@@ -244,9 +244,13 @@ def _links(properties: Iterable[Properties]) -> list[Link]:
     # Messages of one publish share their properties.
     distinct = {id(one): one.headers for one in properties if one.headers}
     nothing = context.Context()
+    texts = (
+        {name: value for name, value in headers.items() if isinstance(value, str)}
+        for headers in distinct.values()
+    )
     spans = (
         trace.get_current_span(propagate.extract(headers, nothing)).get_span_context()
-        for headers in distinct.values()
+        for headers in texts
     )
     contexts = {(span.trace_id, span.span_id): span for span in spans if span.is_valid}
     return [trace.Link(context) for context in islice(contexts.values(), MAX_LINKS)]

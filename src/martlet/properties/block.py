@@ -16,7 +16,7 @@ A client has laid out the block of a batch itself, so it is kept as it came once
 all entries are equal, one is checked. Otherwise all are checked at once, field by field: the first
 field of each entry, then the second of those that have one, and so on. So the check costs a few
 steps of numpy for each field of the longest entry, instead of a loop over all messages. Entries
-that it cannot accept by itself, such as text that is not ASCII, are left to the check of single
+that it cannot accept by itself, such as names that are not ASCII, are left to the check of single
 entries.
 """
 
@@ -351,7 +351,8 @@ def _checked(
     raw: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s
 ) -> npt.NDArray[np.uint32] | None:
     """Return the hash of each entry's tag if all are valid; None where that is not known."""
-    is_text = np.ones(len(raw), bool)
+    texts: list[tuple[Int64s, Int64s]] = []
+    """Where texts begin and end: names, and keys."""
     key_counts = np.zeros(len(starts), np.int64)
     tags_at, tag_sizes = np.zeros_like(starts), np.zeros_like(starts)
     at = starts.copy()
@@ -381,13 +382,21 @@ def _checked(
         key_counts[live] += is_key
         tagged = live[is_tag]
         tags_at[tagged], tag_sizes[tagged] = heads[is_tag] + _HEAD_BYTES, values[is_tag]
-        for byte in range(_HEAD_BYTES):
-            is_text[heads + byte] = False
+        texts.append((heads + _HEAD_BYTES, np.where(is_key, stops, heads + _HEAD_BYTES + names)))
         at[live] = stops
         live = live[stops < ends[live]]
-    if len(live) or int(key_counts.max()) > MAX_KEYS or (raw[is_text] >= 0x80).any():
+    if len(live) or int(key_counts.max()) > MAX_KEYS or not _are_ascii(raw, texts):
         return None
     return _hashes(raw, tags_at, tag_sizes)
+
+
+def _are_ascii(raw: npt.NDArray[np.uint8], texts: list[tuple[Int64s, Int64s]]) -> bool:
+    is_high = raw >= 0x80
+    if not is_high.any():
+        return True
+    high_counts = np.zeros(len(raw) + 1, np.int64)
+    np.cumsum(is_high, out=high_counts[1:])
+    return all((high_counts[starts] == high_counts[stops]).all() for starts, stops in texts)
 
 
 def _hashes(

@@ -8,24 +8,31 @@ Packed they are an entry, a sequence of fields, little-endian::
 
      0 kind u8 (`Field`) | 1 name length u8 | 2 value length u16 | 4 name | value
 
-The tag is the first field and has no name. Text is UTF-8. The hash of a tag is that of RocketMQ,
-Java's ``String.hashCode``.
+The tag is the first field and has no name. Tags, keys and names are text in UTF-8. The hash of a
+tag is that of RocketMQ, Java's ``String.hashCode``.
+
+An order key and the value of a header may be any bytes, as Kafka's are. In Python they are text
+(``str``) if they are UTF-8, and otherwise ``bytes``. JSON has text in ``order_key`` and
+``headers``, and other bytes as base64 in ``order_key_base64`` and ``headers_base64``.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 Bytes = bytes | bytearray | memoryview
+TextOrBytes = str | bytes
+"""Text, or bytes that are no UTF-8."""
 
 MAX_BYTES = 32 * 1024
 """The maximum size of one message's packed properties."""
@@ -99,8 +106,9 @@ class Properties:
     Attributes:
         tag: a printable text without ``|`` to filter by; empty for none.
         keys: search keys, such as an order's number.
-        headers: the application's, such as a trace's context.
-        order_key: messages of one order key go to one queue, in order; empty for none.
+        headers: the application's, such as a trace's context; a value that is no UTF-8 is bytes.
+        order_key: messages of one order key go to one queue, in order; bytes if it is no UTF-8;
+            empty for none.
         system: notes of the broker.
         sent: the send it came from, if the send may be repeated.
         priority: 0 to `MAX_PRIORITY`; channels deliver higher ones first.
@@ -108,8 +116,8 @@ class Properties:
 
     tag: str = ""
     keys: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    order_key: str = ""
+    headers: Mapping[str, TextOrBytes] = field(default_factory=dict)
+    order_key: TextOrBytes = ""
     system: Mapping[str, str] = field(default_factory=dict)
     sent: Sent | None = None
     priority: int = NORMAL_PRIORITY
@@ -125,15 +133,29 @@ class Properties:
             or self.priority != NORMAL_PRIORITY
         )
 
+    def published_json(self) -> dict[str, Any]:
+        """Convert what a client has published to JSON fields, but the priority; empty fields too.
+        Fields for bytes that are no UTF-8, in base64, are there where they are not empty.
+        """
+        headers, other = dict[str, str](), dict[str, str]()
+        for name, value in self.headers.items():
+            if isinstance(value, str):
+                headers[name] = value
+            else:
+                other[name] = b64encode(value).decode()
+        shown = {"tag": self.tag, "keys": self.keys, "order_key": "", "headers": headers}
+        shown |= order_key_json(self.order_key)
+        return shown | {"headers_base64": other} if other else shown
+
+    def header_text(self, name: str) -> str | None:
+        """Return the value of a header; None if there is none, or one that is no text."""
+        value = self.headers.get(name)
+        return value if isinstance(value, str) else None
+
     def to_json(self) -> dict[str, object]:
         """Convert to JSON fields; empty fields are left out."""
-        shown: dict[str, object] = {
-            "tag": self.tag,
-            "keys": list(self.keys),
-            "order_key": self.order_key,
-            "headers": dict(self.headers),
-            "system": dict(self.system),
-        }
+        shown = {**self.published_json(), "system": dict(self.system)}
+        shown["keys"] = list(self.keys)
         if self.sent is not None:
             shown |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
         shown = {name: value for name, value in shown.items() if value}
@@ -155,42 +177,70 @@ class Properties:
     @classmethod
     def unpack(cls, entry: Bytes) -> Properties:
         """Unpack an entry, which may be empty. Raises BadProperties."""
-        tag = order_key = ""
+        try:
+            return cls._unpack(entry, bytes.decode)
+        except UnicodeDecodeError:
+            pass
+        try:
+            return cls._unpack(entry, text_or_bytes)
+        except UnicodeDecodeError as error:
+            raise BadProperties(f"properties that are not UTF-8: {error}") from None
+
+    @classmethod
+    def _unpack(cls, entry: Bytes, read: Callable[[bytes], TextOrBytes]) -> Properties:
+        """Unpack an entry whose order key and values of headers `read` decodes. Raises
+        BadProperties and UnicodeDecodeError.
+        """
+        tag = ""
+        order_key: TextOrBytes = ""
         keys: list[str] = []
-        headers: dict[str, str] = {}
+        headers: dict[str, TextOrBytes] = {}
         system: dict[str, str] = {}
         sent: Sent | None = None
         priority = NORMAL_PRIORITY
-        try:
-            for kind, name, value in fields(entry):
-                if kind == Field.TAG:
-                    tag = value.decode()
-                elif kind == Field.KEY:
-                    keys.append(value.decode())
-                elif kind == Field.HEADER:
-                    headers[name.decode()] = value.decode()
-                elif kind == Field.ORDER_KEY:
-                    order_key = value.decode()
-                elif kind == Field.SYSTEM:
-                    system[name.decode()] = value.decode()
-                elif kind == Field.SENT:
-                    sent = Sent.unpack(value)
-                elif kind == Field.PRIORITY:
-                    priority = _priority(value)
-        except UnicodeDecodeError as error:
-            raise BadProperties(f"properties that are not UTF-8: {error}") from None
+        for kind, name, value in fields(entry):
+            if kind == Field.TAG:
+                tag = value.decode()
+            elif kind == Field.KEY:
+                keys.append(value.decode())
+            elif kind == Field.HEADER:
+                headers[name.decode()] = read(value)
+            elif kind == Field.ORDER_KEY:
+                order_key = read(value)
+            elif kind == Field.SYSTEM:
+                system[name.decode()] = value.decode()
+            elif kind == Field.SENT:
+                sent = Sent.unpack(value)
+            elif kind == Field.PRIORITY:
+                priority = _priority(value)
         return cls(tag, tuple(keys), headers, order_key, system, sent, priority)
 
 
 NONE = Properties()
 
 
+def text_or_bytes(value: bytes) -> TextOrBytes:
+    """Return the text that a value is in UTF-8, or the bytes where it is none."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def order_key_json(key: TextOrBytes) -> dict[str, str]:
+    """Return an order key as a JSON object's field; no field where it is empty."""
+    key = text_or_bytes(key) if isinstance(key, bytes) else key
+    if isinstance(key, bytes):
+        return {"order_key_base64": b64encode(key).decode()}
+    return {"order_key": key} if key else {}
+
+
 def pack_entry(
     tag: str,
     keys: Sequence[str],
-    order_key: str,
+    order_key: TextOrBytes,
     priority: int,
-    headers: Mapping[str, str],
+    headers: Mapping[str, TextOrBytes],
     more: Iterable[bytes] = (),
 ) -> bytes:
     """Pack an entry of these properties, and of more packed fields. Raises BadProperties."""
@@ -200,15 +250,17 @@ def pack_entry(
     if len(keys) > MAX_KEYS:
         raise BadProperties(f"{len(keys)} keys, the maximum is {MAX_KEYS}")
     for key in keys:
-        encoded = _key("the key", key)
+        encoded = _key("the key", _utf8("the key", key))
         packed.append(_FIELD.pack(_KEY, 0, len(encoded)) + encoded)
     if order_key:
-        packed.append(_named(Field.ORDER_KEY, "", _key("the order key", order_key)))
+        packed.append(
+            _named(Field.ORDER_KEY, "", _key("the order key", _binary("the order key", order_key)))
+        )
     if priority != NORMAL_PRIORITY:
         packed.append(_named(Field.PRIORITY, "", str(check_priority(priority)).encode()))
     for name, value in headers.items():
         if type(value) is not str or not value.isascii():
-            packed.append(_named(Field.HEADER, name, _utf8(f"header {name!r}", value)))
+            packed.append(_named(Field.HEADER, name, _binary(f"header {name!r}", value)))
             continue
         encoded = _header_name(name)
         if len(value) > MAX_BYTES:
@@ -287,11 +339,12 @@ def check(entry: Bytes) -> None:
                     if kind == Field.SYSTEM
                     else f"a field of the kind {kind}, which no client may send"
                 )
-            text = value.decode()
             if kind == Field.KEY:
                 key_count += 1
-                _key("the key", text)
+                value.decode()
+                _key("the key", value)
             elif kind == Field.TAG:
+                text = value.decode()
                 if at > _FIELD.size + length:
                     raise BadProperties(
                         f"the tag {text!r} stands behind other fields, or is one"
@@ -299,7 +352,7 @@ def check(entry: Bytes) -> None:
                     )
                 _tag(text)
             elif kind == Field.ORDER_KEY:
-                _key("the order key", text)
+                _key("the order key", value)
             elif kind == Field.PRIORITY:
                 _priority(value)
             elif not name:
@@ -340,9 +393,13 @@ def _too_long(name: str, size_bytes: int) -> BadProperties:
     )
 
 
-def _utf8(what: str, text: str) -> bytes:
+def _binary(what: str, value: TextOrBytes) -> bytes:
+    return value if isinstance(value, bytes) else _utf8(what, value, "str or bytes")
+
+
+def _utf8(what: str, text: str, kinds: str = "str") -> bytes:
     if not isinstance(text, str):
-        raise BadProperties(f"{what} is {type(text).__name__}, it must be str")
+        raise BadProperties(f"{what} is {type(text).__name__}, it must be {kinds}")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -365,14 +422,13 @@ def _tag_field(tag: str) -> bytes:
     return _named(Field.TAG, "", _tag(tag))
 
 
-def _key(what: str, key: str) -> bytes:
-    encoded = _utf8(what, key)
-    if not 0 < len(encoded) <= MAX_KEY_BYTES:
+def _key(what: str, key: bytes) -> bytes:
+    if not 0 < len(key) <= MAX_KEY_BYTES:
         raise BadProperties(
-            f"{what} {key[:40]!r} takes {len(encoded)} bytes, between 1 and {MAX_KEY_BYTES}"
-            " are allowed"
+            f"{what} {key[:40].decode(errors='replace')!r} takes {len(key)} bytes, between 1 and"
+            f" {MAX_KEY_BYTES} are allowed"
         )
-    return encoded
+    return key
 
 
 def check_priority(priority: object) -> int:

@@ -36,7 +36,7 @@ from martlet.log.record import (
     align8,
 )
 from martlet.properties.block import Block
-from martlet.properties.model import Properties
+from martlet.properties.model import Properties, TextOrBytes
 from martlet.reader.schema import MESSAGES
 
 if TYPE_CHECKING:
@@ -266,13 +266,18 @@ _GATHERED: Mapping[str, Callable[[DecodedFrames], pa.Array]] = {
 
 
 _CARRIED: Mapping[str, Callable[[Properties], object]] = {
-    "key": lambda properties: properties.order_key.encode(),
+    "key": lambda properties: as_bytes(properties.order_key),
     "headers": lambda properties: [
-        {"key": name, "value": value.encode()} for name, value in properties.headers.items()
+        {"key": name, "value": as_bytes(value)} for name, value in properties.headers.items()
     ],
     "tag": lambda properties: properties.tag,
     "keys": lambda properties: list(properties.keys),
 }
+
+
+def as_bytes(value: TextOrBytes) -> bytes:
+    """Return a value as it is stored."""
+    return value.encode() if isinstance(value, str) else value
 
 
 class Columns:

@@ -198,6 +198,7 @@ class DeadLetterMessage(OperationAnswer, kw_only=True):
         first_error, last_error: the texts of its errors.
         before: the topics in which it failed before, the oldest first.
         instead_of: the topic that it was to go to, where that would have begun a cycle.
+        order_key_base64, headers_base64: an order key and values of headers that are no UTF-8.
         failures_text, attempts_text, redrives_text: numbers as the broker sends them.
     """
 
@@ -226,6 +227,8 @@ class DeadLetterMessage(OperationAnswer, kw_only=True):
     body_bytes: int
     body_text: str | None = field(name="body")
     body_base64: str | None = None
+    order_key_base64: str = ""
+    headers_base64: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:

@@ -139,6 +139,7 @@ class TransactionMessage(OperationAnswer, kw_only=True):
         topic: where it becomes visible.
         lost: why it cannot be read; empty if it can.
         body_bytes: the size of the complete body; None where it cannot be read.
+        order_key_base64, headers_base64: an order key and values of headers that are no UTF-8.
     """
 
     topic: str
@@ -149,6 +150,8 @@ class TransactionMessage(OperationAnswer, kw_only=True):
     keys: tuple[str, ...] = ()
     order_key: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    order_key_base64: str = ""
+    headers_base64: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -52,6 +54,64 @@ async def test_messages_sent_with_properties_come_with_them(
             (b"red", 2, RED),
             (b"plain too", 2, none),
         ]
+
+
+BINARY = Properties(headers={"trace": b"\xff\x00", "region": "eu"}, order_key=b"\x00\xfe")
+
+
+async def test_an_order_key_and_headers_of_any_bytes_come_as_they_were_sent(
+    broker: Broker,
+) -> None:
+    http = f"http://{broker.http_address}"
+    async with aiohttp.ClientSession() as session:
+        assert (await session.post(f"{http}/topic/create?topic=t&queues=5")).status == 200
+    carried: dict[str, Any] = {"headers": BINARY.headers, "order_key": BINARY.order_key}
+    async with Producer(broker.tcp_address) as producer:
+        stored = [await producer.send("t", b"by send", **carried)]
+        await producer.publish("t", b"by publish", **carried)
+        async with producer.transaction() as transaction:
+            await transaction.publish("t", b"in a transaction", **carried)
+        stored.append(await producer.send("t", b"again", **carried))
+    message = {"headers": {"region": "eu"}, "headers_base64": {"trace": "/wA="}}
+    message |= {"body": "by HTTP", "order_key_base64": "AP4="}
+    names = {
+        "X-Martlet-Header": "region=eu",
+        "X-Martlet-Header-Base64": "trace=/wA=",
+        "X-Martlet-Order-Key-Base64": "AP4=",
+    }
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{http}/v1/topics/t/messages", json=message) as response:
+            assert response.status == 200
+            assert (await response.json())["queue"] == stored[0].queue
+        async with session.post(f"{http}/pub?topic=t", data=b"by /pub", headers=names) as response:
+            assert await response.text() == "OK"
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        messages = [await anext(consumer) for _ in range(6)]
+    assert len({message.body for message in messages}) == 6
+    assert [replace(message.properties, sent=None) for message in messages] == [BINARY] * 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"order_key_base64": "?"}, "'order_key_base64' is no base64"),
+        ({"order_key_base64": "AP4=", "order_key": "a"}, "not both"),
+        ({"order_key_base64": "AP4=", "queue": 0}, "both choose a queue"),
+        ({"headers_base64": {"a": "?"}}, "'a' is no base64"),
+        ({"headers_base64": {"a": 7}}, "'a' must be a text"),
+        ({"headers_base64": {"a": ""}, "headers": {"a": ""}}, "the header 'a' is given twice"),
+    ],
+)
+async def test_what_is_no_base64_is_refused(
+    broker: Broker, fields: dict[str, object], said: str
+) -> None:
+    url = f"http://{broker.http_address}/v1/topics/t/messages"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={"body": "x", **fields}) as response,
+    ):
+        assert response.status == 400
+        assert said in await response.text()
 
 
 async def test_properties_match_their_messages_where_a_batch_goes_out_in_pieces(

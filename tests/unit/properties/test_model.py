@@ -1,10 +1,11 @@
 """The limits of properties, and bytes that are no block of them."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
-from martlet.properties.block import Block, entries_of, pack_block
+from martlet.properties.block import Block, entries_of, pack_block, read_at_once
 from martlet.properties.model import BadProperties, Properties, Sent, tag_hash
 
 
@@ -18,6 +19,7 @@ from martlet.properties.model import BadProperties, Properties, Sent, tag_hash
         (Properties(keys=("",)), "between 1 and 1024"),
         (Properties(keys=("k",) * 65), "65 keys, the maximum is 64"),
         (Properties(order_key="x" * 1025), "the order key 'x+' takes 1025 bytes"),
+        (Properties(order_key=b"\xff" * 1025), "the order key '.+' takes 1025 bytes"),
         (Properties(headers={"": "x"}), "between 1 and 255"),
         (Properties(headers={"n" * 256: "x"}), "between 1 and 255"),
         (Properties(headers={"n": "x" * 40_000}), "takes 40000 bytes"),
@@ -46,6 +48,9 @@ TAG = Properties(tag="x").pack()
         (struct.pack("<IIII", 1, 0, 2, 0) + b"\x01\x00", "cut in the middle"),
         (pack_block([(0, b"\x63\x00\x00\x00")]), "kind 99"),
         (struct.pack("<IIII", 1, 0, 5, 0) + b"\x01\x00\x01\x00\xff", "UTF-8"),
+        (struct.pack("<IIII", 1, 0, 5, 0) + b"\x02\x00\x01\x00\xff", "UTF-8"),
+        (struct.pack("<IIII", 1, 0, 6, 0) + b"\x03\x01\x01\x00\xffx", "UTF-8"),
+        (struct.pack("<IIII", 1, 0, 4, 0) + b"\x04\x00\x00\x00", "the order key '' takes 0 bytes"),
         (pack_block([(0, Properties(system={"reason": "x"}).pack())]), "only the broker may set"),
         (pack_block([(0, Properties(keys=("k",)).pack() + TAG)]), "behind other fields"),
         (pack_block([(0, TAG + TAG)]), "one of several"),
@@ -69,3 +74,45 @@ def test_the_hash_of_a_tag_is_javas() -> None:
     assert tag_hash("TagA") == 2598919
     assert tag_hash("") == 0
     assert tag_hash("polygenelubricants") == 0x8000_0000
+
+
+BINARY = Properties("red", ("k",), {"trace": b"\xff\x00", "region": "eu"}, b"\x00\xfe")
+
+
+def test_an_order_key_and_values_of_headers_are_bytes_where_they_are_no_text() -> None:
+    entry = BINARY.pack()
+    assert Properties.unpack(entry) == BINARY
+    assert entries_of(pack_block([(2, entry)]), 3) == [(2, entry)]
+    assert BINARY.to_json() == {
+        "tag": "red",
+        "keys": ["k"],
+        "headers": {"region": "eu"},
+        "headers_base64": {"trace": "/wA="},
+        "order_key_base64": "AP4=",
+    }
+
+
+def test_bytes_that_are_text_are_stored_as_the_text_is() -> None:
+    text = Properties(headers={"name": "Zoë"}, order_key="straße")
+    as_bytes = Properties(headers={"name": "Zoë".encode()}, order_key="straße".encode())
+    assert as_bytes.pack() == text.pack()
+    assert Properties.unpack(as_bytes.pack()) == text
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_read"),
+    [
+        (Properties(order_key=b"\x80\xff"), True),
+        (Properties("red", ("k",), {"trace": b"\xff", "name": "Zoë"}, "straße", priority=7), True),
+        (Properties(keys=("straße",)), False),  # Whether it is UTF-8 has to be checked.
+        (Properties(headers={"straße": "x"}), False),
+    ],
+)
+def test_values_of_any_bytes_are_checked_for_all_messages_at_once(
+    properties: Properties, is_read: bool
+) -> None:
+    entries = [(n, replace(properties, tag=f"t{n}").pack()) for n in range(40)]
+    block = pack_block(entries)
+    packed = read_at_once(block, 40)
+    assert (packed is not None) == is_read
+    assert list(packed or entries_of(block, 40)) == entries

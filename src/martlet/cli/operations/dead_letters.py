@@ -98,10 +98,14 @@ def letter_lines(letter: DeadLetterMessage, now_ms: int) -> list[str]:
         lines.append(f"  tag: {printable(letter.tag)}")
     if letter.order_key:
         lines.append(f"  order key: {printable(letter.order_key)}")
+    if letter.order_key_base64:
+        lines.append(f"  order key, base64: {letter.order_key_base64}")
     if letter.keys:
         lines.append(f"  keys: {printable(', '.join(letter.keys))}")
     for name, value in letter.headers.items():
         lines.append(f"  header {printable(name)}: {printable(value)}")
+    for name, value in letter.headers_base64.items():
+        lines.append(f"  header {printable(name)}, base64: {value}")
     lines.append(f"  body, {counted(letter.body_bytes, 'byte')}: {body_text(letter.fields)}")
     return lines
 

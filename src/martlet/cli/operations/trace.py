@@ -209,7 +209,7 @@ def _happened(event: MessageEvent) -> str:
 def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
     for key in properties.get("keys", ()):
         yield f"key {key}"
-    for name in ("tag", "order_key", "priority"):
+    for name in ("tag", "order_key", "order_key_base64", "priority"):
         if properties.get(name) not in (None, ""):
             yield f"{name.replace('_', ' ')} {properties[name]}"
     for name, value in properties.get("system", {}).items():

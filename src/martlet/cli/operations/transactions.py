@@ -112,6 +112,10 @@ def shown(transaction: Fields, now_ms: int) -> list[str]:
         notes += [f"keys {', '.join(message['keys'])}"] if "keys" in message else []
         notes += [f"order key {message['order_key']}"] if "order_key" in message else []
         notes += [f"{name}={value}" for name, value in message.get("headers", {}).items()]
+        if "order_key_base64" in message:
+            notes.append(f"order key, base64, {message['order_key_base64']}")
+        coded = message.get("headers_base64", {})
+        notes += [f"{name}, base64,={value}" for name, value in coded.items()]
         beside = f" ({printable('; '.join(notes))})" if notes else ""
         body, size = b64decode(message["body_base64"]), counted(message["body_bytes"], "byte")
         lines.append(f"  {message['topic']}{beside}: {size}: {_text(body)}")

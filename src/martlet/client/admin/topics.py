@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -11,6 +12,7 @@ from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.methods import OperationGroup, at_each, target
 from martlet.client.admin.stats import NodeStats, TopicStats, node_stats
+from martlet.properties.model import TextOrBytes
 from martlet.schema.topics import CONFIGURE, DESCRIBE
 
 Policy = Mapping[str, Any]
@@ -127,8 +129,8 @@ class TopicAdmin(TopicMethods, OperationGroup):
         *,
         tag: str | None = None,
         keys: Sequence[str] = (),
-        order_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        order_key: TextOrBytes | None = None,
+        headers: Mapping[str, TextOrBytes] | None = None,
         priority: int | None = None,
         defer_ms: int = 0,
     ) -> Answers[None]:
@@ -148,9 +150,12 @@ class TopicAdmin(TopicMethods, OperationGroup):
         properties = [
             *([("X-Martlet-Tag", tag)] if tag else []),
             *(("X-Martlet-Key", key) for key in keys),
-            *([("X-Martlet-Order-Key", order_key)] if order_key else []),
+            *([_http_header("X-Martlet-Order-Key", order_key)] if order_key else []),
             *([("X-Martlet-Priority", str(priority))] if priority is not None else []),
-            *(("X-Martlet-Header", f"{name}={value}") for name, value in (headers or {}).items()),
+            *(
+                _http_header("X-Martlet-Header", value, f"{name}=")
+                for name, value in (headers or {}).items()
+            ),
         ]
         arguments = target(topic) | ({"defer": str(defer_ms)} if defer_ms else {})
         try:
@@ -184,3 +189,9 @@ class TopicAdmin(TopicMethods, OperationGroup):
         Without any, it only shows the policy.
         """
         return await self._configure(topic, dict(changes))
+
+
+def _http_header(name: str, value: TextOrBytes, before: str = "") -> tuple[str, str]:
+    if isinstance(value, bytes):
+        return f"{name}-Base64", before + b64encode(value).decode()
+    return name, before + value

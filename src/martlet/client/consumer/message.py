@@ -11,6 +11,7 @@ from martlet.client.producer.message import Body
 from martlet.client.received import MessageView, ReceivedMessage
 from martlet.client.requests.headers import HandlerError, ReplyAddress
 from martlet.client.requests.outgoing import OutgoingReply
+from martlet.properties.model import TextOrBytes
 
 
 def check_delay_ms(delay_ms: int) -> int:
@@ -114,7 +115,7 @@ class Message(ReceivedMessage):
         """
         self._answer().finish(self.id)
 
-    def reply(self, body: Body, *, headers: Mapping[str, str] | None = None) -> None:
+    def reply(self, body: Body, *, headers: Mapping[str, TextOrBytes] | None = None) -> None:
         """Reply to the request, and finish it once the broker has stored the reply.
 
         ::

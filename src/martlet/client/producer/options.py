@@ -18,6 +18,7 @@ from martlet.properties.model import (
     MAX_BYTES,
     NORMAL_PRIORITY,
     Properties,
+    TextOrBytes,
     check_priority,
     pack_entry,
 )
@@ -30,7 +31,7 @@ class MessageKeywords(TypedDict, total=False):
 
     tag: str
     keys: Iterable[str] | str
-    headers: Mapping[str, str] | None
+    headers: Mapping[str, TextOrBytes] | None
     order_key: str | bytes | None
     queue: int | None
     defer_ms: int | None
@@ -55,7 +56,7 @@ class SendOptions:
     Attributes:
         tag: a printable text without ``|``, by which consumers filter.
         keys: one or several, to find the message by, such as an order's number.
-        headers: the application's own.
+        headers: the application's own; values are text or bytes.
         order_key: the topic's messages with this key stay in order: they go to one broker, and by
             ``send`` to one queue.
         queue: the number of the queue; not beside ``order_key``.
@@ -70,7 +71,7 @@ class SendOptions:
 
     tag: str = ""
     keys: Iterable[str] | str = ()
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, TextOrBytes] | None = None
     order_key: str | bytes | None = None
     queue: int | None = None
     defer_ms: int | None = None
@@ -121,12 +122,6 @@ class SendOptions:
         return NORMAL_PRIORITY if self.priority is None else self.priority
 
     @property
-    def text_key(self) -> str:
-        """Return the order key as text; empty for none. Raises ValueError if it is not UTF-8."""
-        key = self.order_key
-        return key.decode() if isinstance(key, bytes) else key or ""
-
-    @property
     def deliver_at_ms(self) -> int:
         """Return the delivery time in milliseconds since 1970; 0 for now.
 
@@ -156,7 +151,9 @@ class SendOptions:
             and priority == NORMAL_PRIORITY
         ):
             return plain_fields(retries)
-        return SendFields(at_ms, self.wait_store_ok, self.text_key, self.queue, retries, priority)
+        return SendFields(
+            at_ms, self.wait_store_ok, self.order_key or "", self.queue, retries, priority
+        )
 
     def pack_with(
         self, properties: Properties, more_headers: Mapping[str, str] = NO_HEADERS
@@ -171,7 +168,7 @@ class SendOptions:
         """
         tag, keys = self.tag or properties.tag, tuple(self.keys) or properties.keys
         headers = self.headers if self.headers is not None else properties.headers
-        order_key = (self.order_key and self.text_key) or properties.order_key
+        order_key = self.order_key or properties.order_key
         priority = self.message_priority
         packed = pack_entry(tag, keys, order_key, priority, headers)
         if not more_headers or len(packed) + _size_bytes(more_headers) > MAX_BYTES:

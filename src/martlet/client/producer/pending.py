@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from martlet.client.errors import Refused
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.properties.model import NORMAL_PRIORITY, TextOrBytes, order_key_json
 
 OrderKey = tuple[str, str]
 """A topic, and an order key in it."""
@@ -21,7 +21,7 @@ class SendFields(NamedTuple):
     """The delivery time, in milliseconds since 1970; 0 for now."""
     waits: bool = True
     """Whether the broker answers only when its flush mode's promise holds."""
-    order_key: str = ""
+    order_key: TextOrBytes = ""
     """Messages with this key go to one queue, in order."""
     queue: int | None = None
     """The queue's number; None if the broker may choose."""
@@ -38,8 +38,8 @@ class SendFields(NamedTuple):
             fields["wait"] = False
         if self.queue is not None:
             fields["queue"] = self.queue
-        elif self.order_key:
-            fields["order_key"] = self.order_key
+        else:
+            fields |= order_key_json(self.order_key)
         if self.priority != NORMAL_PRIORITY:
             fields["priority"] = self.priority
         return fields

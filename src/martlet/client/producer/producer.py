@@ -41,8 +41,9 @@ from martlet.client.producer.options import (
     options_of,
     plain_fields,
 )
-from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
+from martlet.client.producer.pending import Extras, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
+from martlet.client.producer.routing import order_key_of
 from martlet.client.producer.settings import ProducerOptions, PublishSettings
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.requests.producer_methods import ProducerRequests
@@ -334,7 +335,7 @@ class Producer(ProducerTransactions, ProducerRequests):
                 len(message) + MPUB_EXTRA_BYTES,
                 self._loop.create_future(),
                 self._loop.time() + self._sending.timeout_s,
-                _order_key(topic, None) if self._ordered else None,
+                order_key_of(topic, None) if self._ordered else None,
                 self._plain_send,
             )
         )
@@ -373,7 +374,7 @@ class Producer(ProducerTransactions, ProducerRequests):
             size_bytes,
             loop.create_future(),
             loop.time() + self._timeout_s,
-            None if key is None and not self._ordered else _order_key(topic, key),
+            None if key is None and not self._ordered else order_key_of(topic, key),
         )
 
     def _one(
@@ -432,7 +433,7 @@ class Producer(ProducerTransactions, ProducerRequests):
             size_bytes,
             loop.create_future(),
             loop.time() + timeout_s,
-            _order_key(topic, options.order_key) if has_key or self._ordered else None,
+            order_key_of(topic, options.order_key) if has_key or self._ordered else None,
             extras,
         )
 
@@ -583,12 +584,6 @@ class Producer(ProducerTransactions, ProducerRequests):
         if self._checking is not None:
             self._checking.close()
         await self._pool.close()
-
-
-def _order_key(topic: str, key: str | bytes | None) -> OrderKey:
-    if isinstance(key, bytes):
-        key = key.decode(errors="surrogateescape")
-    return (topic, key or "")
 
 
 def call_back(

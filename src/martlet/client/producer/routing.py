@@ -38,6 +38,11 @@ def broker_of_key(brokers: Iterable[InFlightQueue], key: OrderKey) -> InFlightQu
     )
 
 
+def order_key_of(topic: str, key: str | bytes | None) -> OrderKey:
+    """Return the key of messages that go to one broker."""
+    return topic, key.decode(errors="surrogateescape") if isinstance(key, bytes) else key or ""
+
+
 def rank(name: str, key: OrderKey) -> tuple[bytes, str]:
     """Return the number that a broker of this name draws for a key."""
     text = " ".join(key).encode(errors="surrogateescape")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from martlet.client.errors import HandlerFailed
 from martlet.names import is_valid_name
-from martlet.properties.model import Properties
+from martlet.properties.model import Properties, TextOrBytes
 
 REPLY_TO = "martlet-reply-to"
 CORRELATION_ID = "martlet-correlation-id"
@@ -38,10 +38,10 @@ class ReplyAddress(NamedTuple):
     @classmethod
     def of(cls, properties: Properties) -> ReplyAddress | None:
         """Return the address in a message's properties; None if it is no request."""
-        topic = properties.headers.get(REPLY_TO)
+        topic = properties.header_text(REPLY_TO)
         if topic is None or not is_valid_name(topic):
             return None
-        return cls(topic, properties.headers.get(CORRELATION_ID, ""))
+        return cls(topic, properties.header_text(CORRELATION_ID) or "")
 
 
 class HandlerError(NamedTuple):
@@ -61,7 +61,7 @@ class HandlerError(NamedTuple):
         return cls(kind[:MAX_KIND_LENGTH], text[:MAX_ERROR_LENGTH] or kind)
 
 
-def check_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+def check_headers(headers: Mapping[str, TextOrBytes] | None) -> Mapping[str, TextOrBytes]:
     """Check an application's headers of a request or reply. Raises ValueError: one of them is
     reserved.
     """

@@ -26,7 +26,7 @@ from martlet.client.requests.headers import (
 )
 from martlet.names import PutStatus
 from martlet.properties.block import pack_entries
-from martlet.properties.model import NONE
+from martlet.properties.model import NONE, TextOrBytes
 from martlet.protocol.nsq import commands
 
 logger = logging.getLogger("martlet.client")
@@ -47,12 +47,12 @@ class OutgoingReply(NamedTuple):
 
     topic: str
     body: bytes
-    headers: Mapping[str, str]
+    headers: Mapping[str, TextOrBytes]
     """All of them, those that name the request included."""
 
     @classmethod
     def of(
-        cls, to: ReplyAddress, body: Body, headers: Mapping[str, str] | None, max_bytes: int
+        cls, to: ReplyAddress, body: Body, headers: Mapping[str, TextOrBytes] | None, max_bytes: int
     ) -> OutgoingReply:
         """Make a reply.
 

@@ -129,11 +129,11 @@ class Requester:
         connection.write(commands.finish_array(run.ids()))
 
     def _on_reply(self, reply: Reply) -> None:
-        headers = reply.properties.headers
-        future = self._waiting.get(headers.get(CORRELATION_ID, ""))
+        header = reply.properties.header_text
+        future = self._waiting.get(header(CORRELATION_ID) or "")
         if future is None or future.done():
             self.late_count += 1
-        elif (kind := headers.get(ERROR)) is None:
+        elif (kind := header(ERROR)) is None:
             future.set_result(reply)
         else:
             future.set_exception(RequestFailed(kind, reply.body.decode(errors="replace")))

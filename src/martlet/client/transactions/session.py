@@ -24,6 +24,7 @@ from martlet.client.errors import (
 from martlet.client.producer.broker_link import BrokerLink
 from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.producer.pending import OrderKey
 from martlet.client.producer.routing import broker_of_key, rank
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.identity import Features
@@ -74,16 +75,17 @@ class PinnedSession:
             raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
         return min(able, key=lambda broker: (broker.is_slow, broker.size_bytes), default=None)
 
-    def check_broker(self, transaction_id: str, topic: str, order_key: str) -> None:
+    def check_broker(self, transaction_id: str, key: OrderKey) -> None:
         """Check that messages with an order key belong to the transaction's broker. Raises
         WrongBroker: they do not.
         """
         brokers = {link.queue for link in self._pool.links}
         if len(brokers) < 2:
             return
-        broker = broker_of_key(brokers, (topic, order_key))
+        broker = broker_of_key(brokers, key)
         chosen = self._chosen(transaction_id)
         if broker is not None and chosen is not None and chosen is not broker:
+            topic, order_key = key
             raise WrongBroker(
                 f"messages of topic {topic!r} with the order key {order_key!r} go to {broker.name},"
                 f" and transaction {transaction_id!r} is at {chosen.name}: a transaction is at one"

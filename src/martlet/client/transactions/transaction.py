@@ -47,9 +47,10 @@ from martlet.client.producer.options import (
     SendOptions,
     options_of,
 )
+from martlet.client.producer.routing import order_key_of
 from martlet.client.transactions.session import PinnedSession
 from martlet.properties.block import pack_entries
-from martlet.properties.model import NONE, NORMAL_PRIORITY, Properties
+from martlet.properties.model import NONE, NORMAL_PRIORITY, Properties, TextOrBytes, order_key_json
 from martlet.protocol.nsq import commands
 
 logger = logging.getLogger("martlet.client")
@@ -63,7 +64,7 @@ _COMMIT_EXTENSIONS = 4
 """The first version of the extensions in which a SEND may commit its transaction."""
 _ROLLBACK_S = 5.0
 """The time limit of the rollback after an exception in the block."""
-_Destination = tuple[str, str, int | None, int]
+_Destination = tuple[str, TextOrBytes, int | None, int]
 """A topic, an order key, a queue, and a priority."""
 
 
@@ -300,10 +301,10 @@ class Transaction:
         self._check_open()
         check_name(topic, "topic")
         if options.order_key:
-            self._pinned.check_broker(self.id, topic, options.text_key)
+            self._pinned.check_broker(self.id, order_key_of(topic, options.order_key))
         entry = options.pack_with(properties, more_headers)
         adding = _Adding(
-            (topic, options.text_key, options.queue, options.message_priority),
+            (topic, options.order_key or "", options.queue, options.message_priority),
             bodies,
             sum(map(len, bodies)) + len(bodies) * len(entry),
             entry,
@@ -372,8 +373,8 @@ class Transaction:
                 options["begin"] = self._begin
         if queue is not None:
             options["queue"] = queue
-        elif order_key:
-            options["order_key"] = order_key
+        else:
+            options |= order_key_json(order_key)
         if priority != NORMAL_PRIORITY:
             options["priority"] = priority
         times = [

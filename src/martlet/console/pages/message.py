@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -221,8 +222,9 @@ async def _send_again(inputs: Inputs) -> str:
     to = to_topic or topic
     properties = stored.properties
     headers: Mapping[str, str] = properties.get("headers", {})
+    coded: Mapping[str, str] = properties.get("headers_base64", {})
     texts = [properties.get("tag", ""), properties.get("order_key", "")]
-    for text in (*texts, *properties.get("keys", ()), *headers, *headers.values()):
+    for text in (*texts, *properties.get("keys", ()), *headers, *headers.values(), *coded):
         if not text.isprintable():
             raise ActionRefused(f"{text!r} has characters that HTTP cannot carry in a property")
     answers = await inputs.site.admin.at(broker).topics.publish(
@@ -230,8 +232,8 @@ async def _send_again(inputs: Inputs) -> str:
         stored.body,
         tag=properties.get("tag") or None,
         keys=properties.get("keys", ()),
-        order_key=properties.get("order_key") or None,
-        headers=headers,
+        order_key=b64decode(properties.get("order_key_base64", "")) or properties.get("order_key"),
+        headers={**headers, **{name: b64decode(value) for name, value in coded.items()}},
         priority=properties.get("priority"),
     )
     where = ", ".join(url.partition("://")[2] for url in answers.values)

@@ -53,7 +53,7 @@ class MessageFilter:
         if self.text and self.text.encode() not in message.body:
             return False
         name, equals, value = self.header.partition("=")
-        headers = properties.get("headers", {})
+        headers = {**properties.get("headers", {}), **properties.get("headers_base64", {})}
         return not name or (name in headers and (not equals or headers[name] == value))
 
 

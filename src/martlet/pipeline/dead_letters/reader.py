@@ -115,9 +115,15 @@ def _row(topic: DeadLetterTopic, letter: dict[str, Any]) -> dict[str, Any]:
         "value": base64.b64decode(letter["body_base64"]) if body is None else body.encode(),
         "tag": letter["tag"] or None,
         "keys": letter["keys"] or None,
-        "key": letter["order_key"].encode() or None,
+        "key": base64.b64decode(letter.get("order_key_base64", ""))
+        or letter["order_key"].encode()
+        or None,
         "headers": [
-            {"key": name, "value": value.encode()} for name, value in letter["headers"].items()
+            *({"key": name, "value": value.encode()} for name, value in letter["headers"].items()),
+            *(
+                {"key": name, "value": base64.b64decode(value)}
+                for name, value in letter.get("headers_base64", {}).items()
+            ),
         ]
         or None,
         "message_id": letter["message_id"],

@@ -21,7 +21,7 @@ from martlet.broker.topic.topic import Topic
 from martlet.log.record import MAX_LONE_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
-from martlet.properties.model import NORMAL_PRIORITY, Properties
+from martlet.properties.model import NORMAL_PRIORITY, Properties, order_key_of
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import TimeSlice
 from martlet.server.group_commit import GroupCommit
@@ -251,8 +251,8 @@ class NsqApi:
         try:
             if properties.priority != NORMAL_PRIORITY:
                 topic = self._broker.queue_of_priority(topic.at_queues[0], properties.priority)
-            elif properties.order_key:
-                topic = topic.queue_for_key(properties.order_key.encode())
+            elif key := order_key_of(entry):
+                topic = topic.queue_for_key(key)
             if for_later:
                 return await self._store_for_later(topic, bodies, deliver_at_ns, entries)
             stage = topic.stage

@@ -12,7 +12,8 @@ The options of SEND, all of which may be left out:
 - ``deliver_at_ms``: delivery time since 1970.  Before it the message has no offset; the ``id`` of
   the answer, from which those of further messages count up, cancels it.  When due it gets a new id,
   and the property ``delayed`` keeps the first one
-- ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
+- ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key, which
+  is ``order_key_base64`` where it is no text
 - ``priority``: 0 to 9, 4 by default; the messages of each other one have a queue of their own, so
   not beside ``queue``
 - ``wait``: false for an answer once they are written, even if a PUB would wait for the disk
@@ -84,6 +85,7 @@ _OPTIONS = (
     "flush_timeout_ms",
     "oneway",
     "order_key",
+    "order_key_base64",
     "priority",
     "producer",
     "queue",
@@ -97,6 +99,7 @@ _TRANSACTION_OPTIONS = (
     "deliver_at_ms",
     "number",
     "order_key",
+    "order_key_base64",
     "priority",
     "queue",
     "transaction",
@@ -106,6 +109,7 @@ _COMMIT_OPTIONS = (
     "delay_ms",
     "deliver_at_ms",
     "order_key",
+    "order_key_base64",
     "priority",
     "queue",
     "transaction",
@@ -615,7 +619,7 @@ def _target(arguments: CallArguments) -> tuple[int, int | None]:
     priority = arguments.number("priority", NORMAL_PRIORITY, max_value=MAX_PRIORITY)
     if "queue" not in arguments:
         return priority, None
-    for name in ("order_key", "priority"):
+    for name in ("order_key", "order_key_base64", "priority"):
         if name in arguments:
             raise CallError("BAD_ARGUMENT", f"'queue' and {name!r} both choose a queue: give one")
     return priority, arguments.number("queue")
@@ -631,6 +635,5 @@ def queue_of(broker: BrokerCore, topic: Topic, arguments: CallArguments) -> int:
         return topic.at_queue(queue).number
     if priority != NORMAL_PRIORITY:
         return broker.queue_of_priority(topic, priority).number
-    if "order_key" in arguments:
-        return topic.queue_for_key(arguments.text("order_key").encode()).number
-    return -1
+    key = arguments.order_key()
+    return -1 if key is None else topic.queue_for_key(key).number

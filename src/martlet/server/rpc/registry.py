@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -112,6 +113,22 @@ class CallArguments:
                 "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can encode: {value!a:.80}"
             )
         return value
+
+    def decoded(self, name: str) -> bytes:
+        """Return the bytes of a text in base64. Raises CallError."""
+        text = self.text(name, max_value=None)
+        try:
+            return a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise CallError("BAD_ARGUMENT", f"{name!r} is no base64: {error}") from None
+
+    def order_key(self) -> bytes | None:
+        """Return the order key, of text or in base64; None for none. Raises CallError."""
+        if "order_key_base64" not in self:
+            return self.text("order_key").encode() if "order_key" in self else None
+        if "order_key" in self:
+            raise CallError("BAD_ARGUMENT", "give 'order_key', or 'order_key_base64': not both")
+        return self.decoded("order_key_base64")
 
     def remark(self, name: str, *, max_value: int) -> str:
         """Return a text to show; empty for none. An invalid character, as in a file's name, becomes

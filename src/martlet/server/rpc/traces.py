@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.properties.model import NORMAL_PRIORITY
 from martlet.schema.traces import (
     FIND,
     FindMessages,
@@ -88,16 +88,6 @@ def found_messages(result: TraceResult) -> FoundMessages:
 
 
 def _message(trace: Trace) -> TracedMessage:
-    properties = trace.properties
-    carried: dict[str, Any] = {
-        "tag": properties.tag,
-        "keys": properties.keys,
-        "order_key": properties.order_key,
-        "headers": dict(properties.headers),
-        "system": dict(properties.system),
-    }
-    if properties.priority != NORMAL_PRIORITY:
-        carried["priority"] = properties.priority
     return TracedMessage(
         id=trace.id,
         topic=trace.topic,
@@ -107,7 +97,7 @@ def _message(trace: Trace) -> TracedMessage:
         deliver_at_ns=trace.deliver_at_ns or None,
         delayed=trace.delayed or None,
         body_bytes=trace.body_bytes,
-        properties={name: value for name, value in carried.items() if value},
+        properties=replace(trace.properties, sent=None).to_json(),
         events=tuple(
             MessageEvent(
                 time_ns=event.time_ns,

@@ -280,10 +280,7 @@ class TransactionCalls:
                     topic=batch.topic,
                     body_bytes=len(body),
                     body_base64=b64encode(body[:max_bytes]).decode(),
-                    tag=properties.tag,
-                    keys=tuple(properties.keys),
-                    order_key=properties.order_key,
-                    headers=dict(properties.headers),
+                    **properties.published_json(),
                 )
 
 

@@ -14,8 +14,6 @@ which the OpenAPI document shows.
 from __future__ import annotations
 
 import asyncio
-from binascii import Error as BadBase64
-from binascii import a2b_base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -33,6 +31,7 @@ from martlet.properties.model import (
     NORMAL_PRIORITY,
     BadProperties,
     Properties,
+    TextOrBytes,
 )
 from martlet.server.group_commit import GroupCommit
 from martlet.server.http.request import HttpError, Request
@@ -66,9 +65,19 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "additionalProperties": {"type": "string"},
         "description": "the application's own",
     },
+    "headers_base64": {
+        "type": "object",
+        "additionalProperties": {"type": "string", "contentEncoding": "base64"},
+        "description": "those whose values are no text; beside `headers`",
+    },
     "order_key": {
         "type": "string",
         "description": "messages of one key go to one queue, in order",
+    },
+    "order_key_base64": {
+        "type": "string",
+        "contentEncoding": "base64",
+        "description": "the key, where it is no text; in place of `order_key`",
     },
     "priority": {
         "type": "integer",
@@ -95,7 +104,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """The fields of a message, each with its JSON schema."""
-_TARGET = ("order_key", "priority", "queue")
+_TARGET = ("order_key", "order_key_base64", "priority", "queue")
 
 
 class MessageToPublish(NamedTuple):
@@ -298,11 +307,8 @@ def _body(arguments: CallArguments) -> bytes:
     names = [name for name in ("body", "body_base64") if name in arguments]
     if len(names) != 1:
         raise CallError("BAD_ARGUMENT", "give the body as 'body', text, or as 'body_base64'")
-    text = arguments.text(names[0], max_value=None)
-    try:
-        body = text.encode() if names[0] == "body" else a2b_base64(text, strict_mode=True)
-    except (BadBase64, ValueError) as error:
-        raise CallError("BAD_ARGUMENT", f"'body_base64' is no base64: {error}") from None
+    is_text = names[0] == "body"
+    body = arguments.text("body", max_value=None).encode() if is_text else arguments.decoded(*names)
     if not body:
         raise CallError("BAD_ARGUMENT", "the body is empty: a message has at least one byte")
     return body
@@ -316,11 +322,17 @@ def _properties(arguments: CallArguments) -> Properties:
         # Half a pair of surrogates, which JSON can hold, is no text either.
         if not all(isinstance(text, str) and _is_text(text) for text in some):
             raise CallError("BAD_ARGUMENT", f"{what!r} must have texts only")
+    values: dict[str, TextOrBytes] = {name: str(value) for name, value in headers.items()}
+    if "headers_base64" in arguments:
+        coded = arguments.mapping("headers_base64")
+        if twice := sorted(coded.keys() & values.keys()):
+            raise CallError("BAD_ARGUMENT", f"the header {twice[0]!r} is given twice")
+        values |= {name: CallArguments(coded).decoded(name) for name in coded}
     return Properties(
         arguments.text("tag", ""),
         tuple(map(str, keys)),
-        {name: str(value) for name, value in headers.items()},
-        arguments.text("order_key", "") if "order_key" in arguments else "",
+        values,
+        arguments.order_key() or "",
         priority=arguments.number("priority", NORMAL_PRIORITY, max_value=MAX_PRIORITY),
     )
 

@@ -39,7 +39,7 @@ _PLACE: Mapping[str, Schema] = {
     "id": _ID,
 }
 _STATUS: Schema = {"type": "string", "enum": [status.value for status in PutStatus]}
-_SHOWN = ("tag", "keys", "headers", "order_key", "priority", "body", "body_base64")
+_SHOWN = tuple(name for name in FIELDS if name not in ("queue", "deliver_at_ms", "defer_ms"))
 _RECEIPTS: Schema = {
     "type": "array",
     "items": _TEXT,
