@@ -36,7 +36,8 @@ from martlet.log.record import (
     align8,
 )
 from martlet.properties.block import Block
-from martlet.properties.model import Properties, TextOrBytes
+from martlet.reader.carried import CARRIED, CarriedProperties
+from martlet.reader.no_value import MARK
 from martlet.reader.schema import MESSAGES
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class DecodedFrames:
     def only(self, rows: Int64s) -> DecodedFrames:
         """Some of the frames, by ascending rows."""
         some = copy(self)
-        some.__dict__.pop("properties", None)
+        some.__dict__.pop("carried", None)
         some._all, some._rows = self, rows
         some.offsets, some.starts, some.ends = (
             positions[rows] for positions in (self.offsets, self.starts, self.ends)
@@ -207,35 +208,46 @@ class DecodedFrames:
         )
         return fields[self.starts + at]
 
-    @cached_property
-    def properties(self) -> dict[int, Properties]:
-        """The properties of the messages that have any, by row."""
+    def values(self) -> pa.Array:
+        """The bodies, with null or empty bytes for those that stand for them: binary."""
+        # Most messages have no properties, or none with the mark, which costs less to tell.
+        if not any(MARK in bytes(self.data[at:end]) for at, end in self._blocks().values()):
+            return self.bodies()
         if self._all is not None:
-            of_all = self._all.properties
-            chosen = self._rows.tolist()
-            return {new: of_all[row] for new, row in enumerate(chosen) if row in of_all}
-        headers = self._chunk.headers
-        by_row: dict[int, Properties] = {}
-        for record in np.flatnonzero(headers["properties_length"]).tolist():
-            header = headers[record]
-            at = int(_ends_at(header)) + 4 * int(header["count"])
-            start = int(self._chunk.starts[record]) + align8(at)
-            data = memoryview(self.data)[start : start + int(header["properties_length"])]
-            block = Block(data)
-            rows = (block.numbers + self._first_rows[record]).tolist()
-            for index, row in enumerate(rows):
-                if 0 <= row < len(self):
-                    by_row[row] = Properties.unpack(block.entry(index))
-        return by_row
+            return self._all.values().take(pa.array(self._rows))
+        return self.carried.unmarked(self.bodies())
 
-    def of_each(self, field: pa.Field, read: Callable[[Properties], object]) -> pa.Array:
-        """A column read from the properties of each message; null where it has no value."""
-        if not self.properties:
-            return pa.nulls(len(self), field.type)
-        values: list[object] = [None] * len(self)
-        for row, properties in self.properties.items():
-            values[row] = read(properties) or None
-        return pa.array(values, field.type)
+    def _blocks(self) -> dict[int, tuple[int, int]]:
+        """Where the block of properties of each record that has one begins and ends."""
+        headers = self._chunk.headers
+        ends_at = self._chunk.starts + _ends_at(headers) + 4 * headers["count"].astype(np.int64)
+        lengths = headers["properties_length"].astype(np.int64)
+        return {
+            record: (at := align8(int(ends_at[record])), at + int(lengths[record]))
+            for record in np.flatnonzero(lengths).tolist()
+        }
+
+    def carried_column(self, field: pa.Field) -> pa.Array:
+        """A column of the messages' properties; null where a message has no such property."""
+        if self._all is not None:
+            return self._all.carried_column(field).take(pa.array(self._rows))
+        return self.carried.column(field)
+
+    @cached_property
+    def carried(self) -> CarriedProperties:
+        """The properties of the messages."""
+        rows, starts, stops = [], [], []
+        for record, (at, end) in self._blocks().items():
+            block = Block(memoryview(self.data)[at:end])
+            numbers = block.numbers + self._first_rows[record]
+            own = slice(*np.searchsorted(numbers, [0, len(self)]).tolist())
+            ends = block.ends.astype(np.int64) + (end - block.entries_length)
+            rows.append(numbers[own])
+            starts.append(np.concatenate(([end - block.entries_length], ends[:-1]))[own])
+            stops.append(ends[own])
+        none = [np.empty(0, np.int64)]
+        entries = (np.concatenate(parts or none) for parts in (rows, starts, stops))
+        return CarriedProperties(self.data, len(self), *entries)
 
     def timestamps(self) -> pa.Array:
         """When the broker stored each message: timestamp[us, UTC]."""
@@ -257,27 +269,12 @@ class DecodedFrames:
 
 
 _GATHERED: Mapping[str, Callable[[DecodedFrames], pa.Array]] = {
-    "value": DecodedFrames.bodies,
+    "value": DecodedFrames.values,
     "offset": lambda frames: pa.array(frames.offsets),
     "timestamp": DecodedFrames.timestamps,
     "attempts": DecodedFrames.attempts,
     "message_id": DecodedFrames.message_ids,
 }
-
-
-_CARRIED: Mapping[str, Callable[[Properties], object]] = {
-    "key": lambda properties: as_bytes(properties.order_key),
-    "headers": lambda properties: [
-        {"key": name, "value": as_bytes(value)} for name, value in properties.headers.items()
-    ],
-    "tag": lambda properties: properties.tag,
-    "keys": lambda properties: list(properties.keys),
-}
-
-
-def as_bytes(value: TextOrBytes) -> bytes:
-    """Return a value as it is stored."""
-    return value.encode() if isinstance(value, str) else value
 
 
 class Columns:
@@ -319,8 +316,8 @@ class Columns:
         arrays = [
             _GATHERED[field.name](frames)
             if field.name in _GATHERED
-            else frames.of_each(field, _CARRIED[field.name])
-            if field.name in _CARRIED
+            else frames.carried_column(field)
+            if field.name in CARRIED
             else self._constant(field, len(frames))
             for field in schema
         ]

@@ -1,4 +1,4 @@
-"""The columns of a topic: those of Spark's Kafka source, and five more; and those of its batches.
+"""The columns of a topic: those of Spark's Kafka source, and six more; and those of its batches.
 
 A reader that names the columns it needs saves the work for the others.
 """
@@ -32,9 +32,12 @@ MESSAGES = pa.schema(
         "broker": pa.string(),
         "tag": pa.string(),
         "keys": _list_of(pa.string()),
+        "priority": pa.int32(),
     }
 )
-"""`partition` is the queue, `key` the order key.  A property that a message lacks is null."""
+"""`partition` is the queue, `key` the order key. A property that a message lacks is null, but its
+priority is 4.
+"""
 _SEND = pa.struct(
     {"producer": pa.string(), "sequence": pa.int64(), "offset": pa.int64(), "count": pa.int64()}
 )

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
@@ -108,6 +109,7 @@ def test_constant_columns(tmp_path: Path) -> None:
         "broker": "b7",
         "tag": None,
         "keys": None,
+        "priority": 4,
     }
     # More rows than the first time: constants are made anew.
     folder.append("t", [b"x"] * 100)
@@ -171,42 +173,78 @@ def test_another_topics_record_is_refused(tmp_path: Path) -> None:
         chunk_of(records_of(folder), starts_of(folder), topic_id=2, queue=0)
 
 
+TEXTS = st.text("aäß漢", max_size=3)
+PROPERTIES = st.none() | st.builds(
+    Properties,
+    tag=st.just("") | st.text("abä", min_size=1, max_size=3),
+    keys=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
+    headers=st.dictionaries(TEXTS.filter(bool), TEXTS | st.binary(max_size=3), max_size=3),
+    order_key=TEXTS | st.binary(max_size=3),
+    priority=st.integers(0, 9),
+)
+
+
 @given(
-    st.lists(st.lists(st.sampled_from("-ab"), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.lists(st.lists(PROPERTIES, min_size=1, max_size=6), min_size=1, max_size=6),
     st.data(),
 )
 def test_properties_are_columns_of_the_rows_that_have_them(
-    batches: list[list[str]], data: st.DataObject
+    batches: list[list[Properties | None]], data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as path:
         folder = Folder(Path(path))
-        chunk_of_them = _tagged(folder, batches)
-    tags = [None if tag == "-" else tag for batch in batches for tag in batch]
-    start = data.draw(st.integers(0, len(tags) - 1))
-    end = data.draw(st.integers(start + 1, len(tags)))
+        chunk_of_them = _carrying(folder, batches)
+    all_of_them = [properties or Properties() for batch in batches for properties in batch]
+    start = data.draw(st.integers(0, len(all_of_them) - 1))
+    end = data.draw(st.integers(start + 1, len(all_of_them)))
     columns = Columns(arrow_schema(SCHEMA), topic="t", queue=0, broker="b")
     batch = columns.batch(chunk_of_them, start, end)
     assert batch is not None
-    expected = tags[start:end]
-    assert batch.column("tag").to_pylist() == expected
-    assert batch.column("keys").to_pylist() == [t and ["k", t] for t in expected]
-    assert batch.column("key").to_pylist() == [t and f"order {t}".encode() for t in expected]
+    batch.validate(full=True)
+    expected = all_of_them[start:end]
+    assert batch.column("tag").to_pylist() == [p.tag or None for p in expected]
+    assert batch.column("keys").to_pylist() == [list(p.keys) or None for p in expected]
+    assert batch.column("key").to_pylist() == [_bytes(p.order_key) or None for p in expected]
+    assert batch.column("priority").to_pylist() == [p.priority for p in expected]
     assert batch.column("headers").to_pylist() == [
-        t and [{"key": "h", "value": t.encode()}] for t in expected
+        [{"key": name, "value": _bytes(value)} for name, value in p.headers.items()] or None
+        for p in expected
     ]
 
 
-def _tagged(folder: Folder, batches: list[list[str]]) -> LogChunk:
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _carrying(folder: Folder, batches: list[list[Properties | None]]) -> LogChunk:
     for batch in batches:
-        entries = [
-            (
-                number,
-                Properties(
-                    tag, keys=("k", tag), headers={"h": tag}, order_key=f"order {tag}"
-                ).pack(),
-            )
-            for number, tag in enumerate(batch)
-            if tag != "-"
-        ]
+        entries = [(n, properties.pack()) for n, properties in enumerate(batch) if properties]
         folder.append("t", [b"x"] * len(batch), properties=entries)
     return chunk(folder)
+
+
+def test_all_headers_of_one_name_are_kept(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "f")
+    header = Properties(headers={"h": b"\xff"}).pack()
+    folder.append("t", [b"x", b"y"], properties=[(1, header + header)])
+    batch = Columns(arrow_schema(SCHEMA), topic="t", queue=0, broker="b").batch(chunk(folder), 0, 2)
+    assert batch is not None
+    assert batch.column("headers").to_pylist() == [None, [{"key": "h", "value": b"\xff"}] * 2]
+
+
+def test_a_message_that_stands_for_no_value_is_read_as_that(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "f")
+    for words in (["", "other"], ["null", "", "empty", "null"], [""]):
+        entries = [
+            (number, Properties(headers={"a": "martlet-value", "martlet-value": word}).pack())
+            for number, word in enumerate(words)
+            if word
+        ]
+        folder.append("t", [b"null"] * len(words), properties=entries)
+    for names in (["value"], SCHEMA.names):
+        schema = arrow_schema(StructType([SCHEMA[name] for name in names]))
+        columns = Columns(schema, topic="t", queue=0, broker="b")
+        batch = columns.batch(chunk(folder), 1, 7)
+        assert batch is not None
+        values = batch.column("value").to_pylist()
+        assert values == [b"null", None, b"null", b"", None, b"null"]

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.position import Manifest, Position, Written, advanced
+from martlet.pipeline.archive.rows import ADDED
 from martlet.pipeline.archive.writing import Writing
 from martlet.reader.offsets import QueueKey
 from martlet.text import how_to_install
@@ -55,7 +56,9 @@ class DeltaTable:
         )
 
     def begin(self, run: str) -> None:
-        """Create the table, if there is none. `compact` removes leftovers of failed tasks."""
+        """Create the table, if there is none; add columns that one of an earlier version lacks.
+        `compact` removes leftovers of failed tasks.
+        """
         deltalake.DeltaTable.create(
             self._uri,
             schema=self._schema,
@@ -63,6 +66,11 @@ class DeltaTable:
             mode="ignore",
             storage_options=self._storage,
         )
+        table = self._opened()
+        there = {field.name for field in table.schema().fields}
+        added = [f for f in self._schema.fields if f.name in ADDED and f.name not in there]
+        if added:
+            table.alter.add_columns(added)
 
     def position(self, queues: Iterable[QueueKey]) -> Position | None:
         """Read the archived offset of these queues."""

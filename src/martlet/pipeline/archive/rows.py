@@ -23,6 +23,9 @@ from martlet.reader.schema import selected
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+PRIORITY = "priority"
+ADDED = (PRIORITY, f"_{PRIORITY}")
+"""The column that archives of version 0.1 do not have, in both shapes."""
 CORRUPT = "_corrupt_record"
 VALUE = "_value"
 _COLUMNS = (
@@ -37,6 +40,7 @@ _COLUMNS = (
     "broker",
     "tag",
     "keys",
+    PRIORITY,
 )
 """Columns of the source; the others have the same value for every message in a log."""
 ORIGIN = {
@@ -50,6 +54,7 @@ ORIGIN = {
     "_headers": "headers",
     "_tag": "tag",
     "_keys": "keys",
+    f"_{PRIORITY}": PRIORITY,
 }
 _DELTA = {
     "offset": "DELTA_BINARY_PACKED",
@@ -132,7 +137,8 @@ class Shape:
         """Convert a batch of the source to rows of the archive."""
         if self.fields is None:
             return messages
-        fields = JsonFields(self.fields).parse(messages["value"])
+        # A message whose value is null has this body, and is no object either way.
+        fields = JsonFields(self.fields).parse(messages["value"].fill_null(b"null"))
         value = messages["value"] if self.keeps_value else fields.values
         origin = [messages[name] for name in ORIGIN.values()]
         return pa.RecordBatch.from_arrays(

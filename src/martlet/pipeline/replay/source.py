@@ -14,6 +14,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from martlet.pipeline.archive.partition import LONG
+from martlet.pipeline.archive.rows import ADDED, PRIORITY
 from martlet.pipeline.job import JobFailed, query_errors_as
 from martlet.pipeline.replay.options import ReplayJobOptions
 from martlet.reader.brokers.brokers import QueryBrokers
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Position = dict[QueueKey, int]
-_SENT = ("value", "key", "headers", "tag", "keys")
+_SENT = ("value", "key", "headers", "tag", "keys", PRIORITY)
 _ORIGIN = ("broker", "topic", "partition", "offset")
 _NANOSECONDS = 1e9
 _SHORTENED = re.compile(r"~[0-9a-f]{32}/")
@@ -146,6 +147,10 @@ def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
         for name in [name for name in rows.columns if name.startswith(LONG)]:
             short = name.removeprefix(LONG)
             rows = rows.withColumn(short, F.coalesce(name, short)).drop(name)
+    elif not set(ADDED) & set(rows.columns):
+        # Spark takes the columns of one file, which may be of an earlier version than others.
+        added = ADDED["_offset" in rows.columns]
+        rows = spark.read.schema(rows.schema.add(added, "int")).parquet(folder)
     return rows
 
 

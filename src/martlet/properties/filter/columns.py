@@ -172,7 +172,7 @@ def _strings(raw: npt.NDArray[np.uint8], positions: Int64s, length: int) -> npt.
     return texts
 
 
-class _Fields(NamedTuple):
+class EntryFields(NamedTuple):
     """The fields of all entries, those of one entry in their order."""
 
     rows: Int64s
@@ -201,7 +201,7 @@ class PropertyColumns:
         self._data = b"".join((block.entries[base : ends[-1]], _PADDING))
         self._raw = np.frombuffer(self._data, np.uint8)
         self._columns: dict[Property, PropertyColumn] = {}
-        self._fields: _Fields | None = None
+        self._fields: EntryFields | None = None
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -219,7 +219,7 @@ class PropertyColumns:
 
     def _find(self, tested: Property) -> PropertyColumn:
         if self._fields is None:
-            self._fields = self._walk()
+            self._fields = fields_of(self._data, self._starts, self._stops)
         fields = self._fields
         size = len(tested.name)
         numbers = np.flatnonzero(fields.ids == tested.kind | size << 8)
@@ -231,38 +231,45 @@ class PropertyColumns:
         lengths[rows] = fields.lengths[numbers]
         return PropertyColumn(self._raw, starts, lengths)
 
-    def _walk(self) -> _Fields:
-        # The head of a field, read at any byte: kind u8, name length u8, value length u16.
-        at_each = len(self._raw) - _HEAD_BYTES
-        name_lengths = np.ndarray((at_each,), "u1", self._data, 1, (1,))
-        value_lengths = np.ndarray((at_each,), "<u2", self._data, 2, (1,))
-        rows = np.flatnonzero(self._starts < self._stops)
-        positions, ends = self._starts[rows], self._stops[rows]
-        rounds: list[tuple[Int64s, Int64s]] = []
-        while len(rows):
-            if len(rounds) == _MAX_ROUNDS:
-                rounds += map(self._walk_one, rows.tolist(), positions.tolist(), ends.tolist())
-                break
-            rounds.append((rows, positions))
-            positions = positions + name_lengths[positions] + value_lengths[positions] + _HEAD_BYTES
-            goes_on = positions < ends
-            if not goes_on.all():
-                rows, positions, ends = rows[goes_on], positions[goes_on], ends[goes_on]
-        if not rounds:
-            return _Fields(rows, rows, rows, rows)
-        rows, positions = map(np.concatenate, zip(*rounds, strict=True))
-        lengths = value_lengths[positions].astype(np.int64)
-        names = positions + _HEAD_BYTES
-        if (names + name_lengths[positions] + lengths > self._stops[rows]).any():
-            raise BadProperties("properties that are cut in the middle of a field")
-        ids = np.ndarray((at_each,), "<u2", self._data, 0, (1,))[positions]
-        return _Fields(rows, ids, names, lengths)
 
-    def _walk_one(self, row: int, position: int, end: int) -> tuple[Int64s, Int64s]:
-        """Walk the rest of an entry of very many fields."""
-        positions = []
-        while position < end:
-            positions.append(position)
-            length = int.from_bytes(self._data[position + 2 : position + _HEAD_BYTES], "little")
-            position += _HEAD_BYTES + self._data[position + 1] + length
-        return np.full(len(positions), row), np.array(positions)
+def fields_of(data: Any, starts: Int64s, stops: Int64s) -> EntryFields:
+    """Find the fields of the entries that begin and end at these bytes of a buffer, which is longer
+    than they are. Raises BadProperties: an entry is cut in the middle of a field.
+    """
+    # The head of a field, read at any byte: kind u8, name length u8, value length u16.
+    at_each = memoryview(data).nbytes - _HEAD_BYTES
+    name_lengths = np.ndarray((at_each,), "u1", data, 1, (1,))
+    value_lengths = np.ndarray((at_each,), "<u2", data, 2, (1,))
+    rows = np.flatnonzero(starts < stops)
+    positions, ends = starts[rows], stops[rows]
+    rounds: list[tuple[Int64s, Int64s]] = []
+    while len(rows):
+        if len(rounds) == _MAX_ROUNDS:
+            view = memoryview(data)
+            for row, position, end in zip(rows.tolist(), positions, ends.tolist(), strict=True):
+                rounds.append(_rest_of(view, row, int(position), end))
+            break
+        rounds.append((rows, positions))
+        positions = positions + name_lengths[positions] + value_lengths[positions] + _HEAD_BYTES
+        goes_on = positions < ends
+        if not goes_on.all():
+            rows, positions, ends = rows[goes_on], positions[goes_on], ends[goes_on]
+    if not rounds:
+        return EntryFields(rows, rows, rows, rows)
+    rows, positions = map(np.concatenate, zip(*rounds, strict=True))
+    lengths = value_lengths[positions].astype(np.int64)
+    names = positions + _HEAD_BYTES
+    if (names + name_lengths[positions] + lengths > stops[rows]).any():
+        raise BadProperties("properties that are cut in the middle of a field")
+    ids = np.ndarray((at_each,), "<u2", data, 0, (1,))[positions]
+    return EntryFields(rows, ids, names, lengths)
+
+
+def _rest_of(data: memoryview, row: int, position: int, end: int) -> tuple[Int64s, Int64s]:
+    """Find the rest of the fields of an entry of very many."""
+    positions = []
+    while position < end:
+        positions.append(position)
+        length = int.from_bytes(data[position + 2 : position + _HEAD_BYTES], "little")
+        position += _HEAD_BYTES + data[position + 1] + length
+    return np.full(len(positions), row), np.array(positions)

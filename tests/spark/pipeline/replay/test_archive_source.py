@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from martlet.pipeline.archive import rows as archive_rows
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.rows import Shape, source_schema
 from martlet.pipeline.archive.store import LocalStore
@@ -23,13 +25,20 @@ if TYPE_CHECKING:
 FIELDS = pa.schema([("customer", pa.string()), ("id", pa.int32())])
 
 
-def archived(folder: Path, shape: Shape, topic: str, bodies: list[bytes]) -> ReplayJobOptions:
-    """Archive some bodies, and return the options to replay them."""
-    count = len(bodies)
-    columns: dict[str, list[object]] = {name: [None] * count for name in source_schema().names}
+def archived(
+    folder: Path,
+    shape: Shape,
+    topic: str,
+    bodies: Sequence[bytes | None],
+    first: int = 0,
+    **carried: object,
+) -> ReplayJobOptions:
+    """Archive some bodies, from an offset on, and return the options to replay them."""
+    count, names = len(bodies), source_schema().names
+    columns: dict[str, list[object]] = {name: [carried.get(name)] * count for name in names}
     columns |= {"value": list(bodies), "topic": [topic] * count, "partition": [0] * count}
     columns |= {
-        "offset": list(range(count)),
+        "offset": list(range(first, first + count)),
         "timestamp": [10**15] * count,
         "broker": ["b"] * count,
     }
@@ -37,9 +46,9 @@ def archived(folder: Path, shape: Shape, topic: str, bodies: list[bytes]) -> Rep
     key, store = QueueKey("b", topic, 0, 7), LocalStore(folder)
     table = ParquetTable(store)
     table.begin("run")
-    table.start("run", {key: 0})
+    table.start("run", {key: first})
     stage = table.stage("run", "batch")
-    span = Span(key, 0, count)
+    span = Span(key, first, first + count)
     table.commit("run", [Writing(str(folder), shape).write([messages], span, stage, store)])
     return ReplayJobOptions(
         from_archive=str(folder), to_topic="again", to_addresses=("127.0.0.1:1",), dry_run=True
@@ -66,3 +75,26 @@ def test_a_topic_that_reads_as_a_number_keeps_its_name(
     start, end = source.bounds()
     assert [key.topic for key in start] == [topic]
     assert [row["topic"] for row in source.between(start, end).collect()] == [topic]
+
+
+@pytest.mark.parametrize("fields", [None, FIELDS])
+def test_messages_without_a_value_and_with_priorities_come_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: pa.Schema | None
+) -> None:
+    shape, mark = Shape((), fields), [{"key": "martlet-value", "value": b"null"}]
+    with monkeypatch.context() as earlier:
+        # As a version without priorities has left it.
+        names = [name for name in source_schema().names if name != "priority"]
+        earlier.setattr(archive_rows, "_COLUMNS", names)
+        origin = {alias: name for alias, name in archive_rows.ORIGIN.items() if name in names}
+        earlier.setattr(archive_rows, "ORIGIN", origin)
+        archived(tmp_path, shape, "t", [b"1", b"2"])
+    options = archived(tmp_path, shape, "t", [None], 2, key=b"k\xff", headers=mark, priority=9)
+    source = ArchiveReplaySource(options, spark)
+    rows = source.between(*source.bounds()).orderBy("offset").collect()
+    assert [(row["value"], row["priority"]) for row in rows] == [
+        (b"1", None),
+        (b"2", None),
+        (b"null" if fields else None, 9),
+    ]
+    assert (bytes(rows[2]["key"]), rows[2]["headers"][0]["key"]) == (b"k\xff", "martlet-value")

@@ -83,7 +83,8 @@ class Dying(LocalStore):
 def batch(first: int, bodies: list[bytes], times_us: list[int]) -> pa.RecordBatch:
     """Messages of a queue from an offset on, as the source has them."""
     count = len(bodies)
-    columns: dict[str, list[Any]] = {name: [None] * count for name in source_schema().names}
+    names = source_schema().names
+    columns: dict[str, list[Any]] = {n: [7 if n == "priority" else None] * count for n in names}
     columns |= {"value": bodies, "topic": ["t"] * count, "partition": [0] * count}
     columns |= {"offset": list(range(first, first + count)), "timestamp": times_us}
     columns |= {"broker": [KEY.broker] * count}

@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable as Reader
 from tests.unit.pipeline.archive.test_commit import KEY, messages
 
+from martlet.pipeline.archive import rows
 from martlet.pipeline.archive.delta_table import DeltaTable, compact, delta_location
 from martlet.pipeline.archive.position import Manifest, TwoWritersError
 from martlet.pipeline.archive.rows import Shape
@@ -77,6 +78,22 @@ def test_joined_it_is_the_same(writing: Writing) -> None:
     assert table.position([KEY]) == {KEY: 9}
     table.commit("run", [write(writing, 9, 11)])
     assert seen(writing) == list(range(11))
+
+
+def test_a_table_of_a_version_without_priorities_gets_their_column(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        columns = [name for name in rows._COLUMNS if name != rows.PRIORITY]
+        earlier.setattr(rows, "_COLUMNS", columns)
+        begun(writing).commit("run", [write(writing, 0, 5)])
+    for number in range(2):
+        again = open_table(writing)
+        again.begin(f"next {number}")
+        again.commit(f"next {number}", [write(writing, 5 + number, 6 + number)])
+    table = Reader(writing.location).to_pyarrow_table().sort_by("offset")
+    assert table["offset"].to_pylist() == list(range(7))
+    assert table["priority"].to_pylist() == [None] * 5 + [7, 7]
 
 
 def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.pipeline.archive.json_fields import JsonFields
+from martlet.pipeline.archive.rows import Shape, source_schema
 
 FIELDS = pa.schema([("number", pa.int32()), ("origin", pa.string())])
 UTC_US = pa.timestamp("us", "UTC")
@@ -52,6 +53,17 @@ def test_one_message(body: bytes, row: tuple[Any, ...]) -> None:
     assert parse([body]) == [row]
     among = parse([good] * 70 + [body] + [good] * 70)
     assert among == [(7, "JFK", None, None)] * 70 + [row] + [(7, "JFK", None, None)] * 70
+
+
+def test_a_message_whose_value_is_null_is_no_object() -> None:
+    columns: dict[str, list[object]] = {name: [None] * 2 for name in source_schema().names}
+    columns |= {"value": [b'{"number": 7}', None], "priority": [4, 9]}
+    messages = pa.RecordBatch.from_pydict(columns, schema=source_schema())
+    rows = Shape((), FIELDS).rows(messages).to_pylist()
+    assert [(row["number"], row["_corrupt_record"], row["_priority"]) for row in rows] == [
+        (7, None, 4),
+        (None, "null", 9),
+    ]
 
 
 def test_halves_of_two_messages_do_not_make_one() -> None:
