@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.properties.block import entries_of
-from martlet.properties.model import BadProperties, KeyHash, Properties
+from martlet.properties.model import BadProperties, KeyHash, Properties, text_or_bytes
 from martlet.protocol.nsq.bulk import split_bodies
+from martlet.reader.no_value import NullValues
 from martlet.spark.write import encode
 from martlet.spark.write.encode import Encoder, KeyQueues
 
@@ -40,6 +41,7 @@ SCHEMA = pa.schema(
         ("tag", pa.string()),
         ("keys", pa.list_(pa.string())),
         ("deliver_at", pa.timestamp("us", "UTC")),
+        ("priority", pa.int32()),
     ]
 )
 words = st.text("abcäß漢", min_size=1, max_size=5)
@@ -47,15 +49,16 @@ rows = st.fixed_dictionaries(
     {
         "value": st.binary(min_size=1, max_size=40),
         "topic": st.sampled_from(sorted(QUEUES)),
-        "key": st.none() | words.map(str.encode),
+        "key": st.none() | words.map(str.encode) | st.binary(min_size=1, max_size=5),
         "partition": st.none() | st.integers(0, 1),
         "headers": st.none()
         | st.lists(
-            st.builds(lambda k, v: {"key": k, "value": v}, words, st.none() | words.map(str.encode))
+            st.builds(lambda k, v: {"key": k, "value": v}, words, st.none() | st.binary(max_size=5))
         ),
         "tag": st.none() | st.just("") | words,
         "keys": st.none() | st.lists(words, max_size=3),
         "deliver_at": st.none() | st.integers(0, 5).map(lambda ms: ms * 1000),
+        "priority": st.none() | st.integers(0, 9),
     }
 )
 
@@ -83,6 +86,7 @@ def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, P
         assert len(times) == len(bodies)
         for number, body in enumerate(bodies):
             carried = properties.get(number, Properties())
+            assert carried.priority == block.priority
             messages.append((block.topic, block.queue, bytes(body), carried, times[number]))
     return messages
 
@@ -92,10 +96,12 @@ def message_of(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties,
     queue = key_hash.of(crc32c(key)) % queues if key and queues > 1 else None
     if row["partition"] is not None:
         queue = row["partition"]
-    headers = {h["key"]: (h["value"] or b"").decode() for h in row["headers"] or ()}
-    properties = Properties(
-        row["tag"] or "", tuple(row["keys"] or ()), headers, (key or b"").decode()
-    )
+    priority = 4 if row["priority"] is None else row["priority"]
+    if priority != 4:
+        queue = None
+    headers = {h["key"]: text_or_bytes(h["value"] or b"") for h in row["headers"] or ()}
+    order_key, keys = text_or_bytes(key or b""), tuple(row["keys"] or ())
+    properties = Properties(row["tag"] or "", keys, headers, order_key, priority=priority)
     time_ms = (row["deliver_at"] or 0) // 1000
     return row["topic"], queue, row["value"], properties, time_ms
 
@@ -227,8 +233,11 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
 @pytest.mark.parametrize(
     ("columns", "error_text"),
     [
-        ({"value": pa.array([b"x", None])}, "'value' is null or empty in 1 of 2 rows"),
-        ({"value": pa.array(["x", ""])}, "'value' is null or empty in 1 of 2 rows"),
+        ({"value": pa.array([b"x", None])}, "'value' is null in row 1 .*option nullValue=tombst"),
+        ({"value": pa.array(["x", ""])}, "'value' is empty in row 1 .*topic 'two'.*nullValue=drop"),
+        ({"value": pa.array([None, ""], pa.string())}, "row 0 .* and in 1 more of its 2 rows"),
+        ({"priority": pa.array([4, 10])}, "the priority '10'.*0 .the lowest. to 9"),
+        ({"priority": pa.array([-1, 4])}, "the priority '-1'"),
         ({"value": pa.array(["x" * 101, "x"])}, "101 bytes in a row.* 100 in one.*max-msg-size"),
         ({"topic": pa.array(["one", None])}, "'topic' is null in 1 of 2 rows"),
         ({"topic": pa.array(["one", "no name!"])}, "'no name!', which is not a topic name"),
@@ -238,7 +247,7 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
             "has 9223372036854775807: no topic has that many queues",
         ),
         ({"delay": pa.array([0, -1])}, "'delay' is below 0"),
-        ({"key": pa.array([b"\xff", b"x"])}, "a key that is not UTF-8"),
+        ({"keys": pa.array([[b"\xff"], []])}, "a key that is not UTF-8"),
         ({"key": pa.array(["x" * 1025, "x"])}, "a key of 1025 bytes, the maximum is 1024"),
         ({"tag": pa.array(["a", "a|b"])}, r"the tag 'a\|b'"),
         ({"keys": pa.array([["a", ""], []])}, "a key that is null or empty"),
@@ -247,10 +256,6 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         (
             {"headers": pa.array([[{"key": "", "value": b""}], None], HEADERS)},
             "a header's name takes 0 bytes",
-        ),
-        (
-            {"headers": pa.array([[{"key": "x", "value": b"\xff"}], None], HEADERS)},
-            "a header's value that is not UTF-8",
         ),
         (
             {"headers": pa.array([[{"key": "x", "value": b"y" * 70_000}], None], HEADERS)},
@@ -267,3 +272,72 @@ def test_rows_that_cannot_be_messages(columns: dict[str, Any], error_text: str) 
     batch = pa.RecordBatch.from_pydict(ground | columns)
     with pytest.raises((ValueError, BadProperties), match=error_text):
         list(encoder().add(batch))
+
+
+def queues_of(batch: pa.RecordBatch, **settings: Any) -> list[int | None]:
+    made = encoder(topic="four", **settings)
+    return [queue for _, queue, *_ in read([*made.add(batch), *made.rest()])]
+
+
+@pytest.mark.parametrize("column", ["offset", "timestampType", "message_id", "broker"])
+def test_a_partition_beside_other_columns_of_a_source_chooses_no_queue(column: str) -> None:
+    wish = values(b"x", b"y", partition=pa.array([3, 2], pa.int32()))
+    assert sorted(queues_of(wish), key=str) == [2, 3]
+    of_source = wish.append_column(column, pa.array([1, 2]))
+    assert queues_of(of_source) == [None, None]
+    assert sorted(queues_of(of_source, uses_partition=True), key=str) == [2, 3]
+    assert queues_of(wish, uses_partition=False) == [None, None]
+
+
+NO_VALUES = [b"x", None, b"", b"y"]
+
+
+def test_rows_without_a_value_are_left_out_where_that_is_wanted() -> None:
+    made = encoder(topic="one", null_values=NullValues.DROP)
+    batch = values(*NO_VALUES, key=pa.array([b"1", b"2", b"3", b"4"]))
+    messages = read([*made.add(batch), *made.add(batch.slice(1, 2)), *made.rest()])
+    assert [(body, properties.order_key) for _, _, body, properties, _ in messages] == [
+        (b"x", "1"),
+        (b"y", "4"),
+    ]
+
+
+HEADER_LISTS = pa.array([[{"key": "h", "value": b"1"}], None, [], None], HEADERS)
+HEADER_MAPS = pa.array([[("h", "1")], None, [], None], pa.map_(pa.string(), pa.string()))
+
+
+@pytest.mark.parametrize("headers", [None, HEADER_LISTS, HEADER_MAPS])
+def test_a_row_without_a_value_is_marked_by_a_header(headers: pa.Array | None) -> None:
+    made = encoder(topic="one", null_values=NullValues.TOMBSTONE)
+    batch = values(*NO_VALUES, **({} if headers is None else {"headers": headers}))
+    own = {} if headers is None else {"h": "1"}
+    assert [(body, p.headers) for _, _, body, p, _ in read([*made.add(batch), *made.rest()])] == [
+        (b"x", own),
+        (b"null", {"martlet-value": "null"}),
+        (b" ", {"martlet-value": "empty"}),
+        (b"y", {}),
+    ]
+
+
+@pytest.mark.parametrize("policy", NullValues)
+def test_a_row_of_the_source_that_is_marked_is_written_whatever_is_wanted(
+    policy: NullValues,
+) -> None:
+    marks = [[("martlet-value", word)] if word else None for word in ("", "null", "empty", "")]
+    headers = pa.array(marks, pa.map_(pa.string(), pa.string()))
+    made = encoder(topic="one", null_values=policy)
+    messages = read([*made.add(values(*NO_VALUES, headers=headers)), *made.rest()])
+    assert [body for _, _, body, _, _ in messages] == [b"x", b"null", b" ", b"y"]
+    assert [list(p.headers.values()) for _, _, _, p, _ in messages] == [[], ["null"], ["empty"], []]
+
+
+def test_more_delivery_times_than_a_block_has_are_several_blocks() -> None:
+    count = 2 * encode.MAX_TIMES + 1
+    bodies = [b"%d" % number for number in range(count)]
+    times = pa.array([1000 * (count - number) for number in range(count)], pa.timestamp("us"))
+    made = encoder(topic="one", block_bytes=1 << 20)
+    blocks = [*made.add(values(*bodies, deliver_at=times)), *made.rest()]
+    assert [len(block.times) for block in blocks] == [encode.MAX_TIMES, encode.MAX_TIMES, 1]
+    assert [(body, at) for _, _, body, _, at in read(blocks)] == [
+        (body, number + 1) for number, body in enumerate(reversed(bodies))
+    ]

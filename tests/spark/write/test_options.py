@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from martlet.reader.no_value import NullValues
 from martlet.spark.read.schema import SCHEMA
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.schema import check_columns
@@ -43,6 +44,8 @@ def test_all_of_them(tmp_path: Path) -> None:
         "batchId": "7",
         "blockBytes": "4096",
         "delayStepMs": "100",
+        "nullValue": "Tombstone",
+        "usePartition": "false",
         "abandonAfterMs": "5000",
         "timeoutMs": "100",
         "tlsCaFile": str(tmp_path / "ca"),
@@ -55,6 +58,7 @@ def test_all_of_them(tmp_path: Path) -> None:
     assert options.addresses == ("https://a:4152", "b:4151")
     assert (options.application_id, options.batch_id) == ("app", 7)
     assert (options.block_bytes, options.delay_step_ms) == (4096, 100)
+    assert (options.null_values, options.uses_partition) == (NullValues.TOMBSTONE, False)
     assert (options.abandon_after_ms, options.timeout_ms) == (5000, 100)
     assert options.tls is not None
     assert options.tls.verify is False
@@ -76,6 +80,8 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"applicationId": ""}, "applicationId: '' is not 1 to 255 printable"),
         ({"applicationId": "x" * 256}, "is not 1 to 255 printable"),
         ({"batchId": "1"}, "option batchId is for df.write"),
+        ({"nullValue": "none"}, "nullValue: 'none' is not one of error, drop, tombstone"),
+        ({"usePartition": "no"}, "usePartition: 'no' is neither true nor false"),
         ({"timeoutMs": "soon"}, "option timeoutMs: 'soon' is not a whole number"),
         ({"timeoutMs": "0"}, "option timeoutMs: 0 is not between 1 and"),
         ({"blockBytes": "1"}, "option blockBytes: 1 is not between 1024 and"),

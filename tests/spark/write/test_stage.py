@@ -27,6 +27,7 @@ from tests.spark.publish import open_count, post, wait_for
 from tests.spark.stored import rows_of, values_of
 
 from martlet.properties.model import KeyHash
+from martlet.spark.read.schema import SCHEMA, arrow_schema
 from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.options import BatchId, CommitMessage, WriteFailed, WriteOptions
@@ -178,6 +179,46 @@ def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
     )
     (lone,) = rows_of(broker.http_address, "lone")
     assert (lone["value"], lone["key"], lone["headers"]) == (b"y", b"k1", None)
+
+
+# As Avro's serializers and a compacted topic of Kafka have them.
+FROM_KAFKA: dict[str, list[Any]] = {
+    "key": [b"\x00\x00\x00\x00\x07\xff", b"\xfe", b"gone", b"plain"],
+    "value": [b"\x00\x00\x00\x00\x08\xff", None, None, b""],
+    "headers": [
+        [{"key": "h", "value": b"\xff\xfe"}, {"key": "h", "value": b"2"}],
+        [{"key": "h", "value": b"3"}],
+        None,
+        None,
+    ],
+    "priority": [None, 9, 0, 4],
+}
+
+
+def test_a_compacted_topic_of_kafka_goes_through_whole(broker: BrokerProcess) -> None:
+    kinds = {field.name: field.type for field in arrow_schema(SCHEMA)}
+    columns = {name: pa.array(cells, kinds[name]) for name, cells in FROM_KAFKA.items()}
+    of_kafka = {"partition": pa.array([11] * 4, pa.int32()), "offset": pa.array(range(4))}
+    rows = pa.RecordBatch.from_pydict(columns | of_kafka)
+    post(broker.http_address, "/topic/create?topic=whole&queues=2")
+    with pytest.raises(ValueError, match=r"offset 1, key b'.xfe'.* in 2 more .*nullValue=tombston"):
+        publish(options(broker, topic="refused"), 0, rows)
+    publish(options(broker, topic="whole", nullValue="tombstone"), 0, rows)
+    # Written again as the source has them, to a topic of one queue.
+    schema = arrow_schema(SCHEMA)
+    again = pa.RecordBatch.from_pylist(rows_of(broker.http_address, "whole"), schema)
+    assert {row["partition"] for row in again.to_pylist()} >= {2, 3}
+    publish(options(broker, topic="copied"), 0, again.drop_columns(["topic"]))
+    marks = {name: [{"key": "martlet-value", "value": name}] for name in (b"null", b"empty")}
+    marked = [marks.get(word, []) for word in (b"", b"null", b"null", b"empty")]
+    expected = [
+        (key, value, [*(headers or []), *mark] or None, 4 if priority is None else priority)
+        for key, value, headers, priority, mark in zip(*FROM_KAFKA.values(), marked, strict=True)
+    ]
+    for topic in ("whole", "copied"):
+        stored = rows_of(broker.http_address, topic)
+        carried = [tuple(row[name] for name in FROM_KAFKA) for row in stored]
+        assert sorted(carried) == sorted(expected, key=lambda row: row[0])
 
 
 def test_rows_may_be_delayed(broker: BrokerProcess) -> None:

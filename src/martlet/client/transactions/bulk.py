@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from martlet.client.transactions.session import PinnedSession
 from martlet.client.transactions.transaction import Contribution, new_branch
 from martlet.client.transport.identity import Features
+from martlet.properties.model import NORMAL_PRIORITY
 from martlet.protocol.nsq import commands
 
 
@@ -35,6 +36,8 @@ class MessageBlock(NamedTuple):
     """Delivery times with the number of messages, in order; empty for now."""
     are_delays: bool = False
     """Whether the times are milliseconds from now, and not since 1970."""
+    priority: int = NORMAL_PRIORITY
+    """Of all messages, whose properties have it too; another than normal chooses the queue."""
 
 
 class BulkLoader:
@@ -81,6 +84,8 @@ class BulkLoader:
             options["begin"] = self._begin
         if block.queue is not None:
             options["queue"] = block.queue
+        if block.priority != NORMAL_PRIORITY:
+            options["priority"] = block.priority
         if block.times:
             options["delay_ms" if block.are_delays else "deliver_at_ms"] = block.times
         command = commands.send_laid_out(

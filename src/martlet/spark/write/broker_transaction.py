@@ -137,6 +137,8 @@ class BrokerTransaction:
             block_bytes=max(1, min(self._options.block_bytes, max_body_bytes * 3 // 4)),
             max_message_bytes=features.max_message_bytes or _DEFAULT_MESSAGE_BYTES,
             delay_step_ms=self._options.delay_step_ms,
+            null_values=self._options.null_values,
+            uses_partition=self._options.uses_partition,
         )
         for batch in batches:
             yield from encoder.add(batch)
@@ -222,6 +224,8 @@ def _explained(error: ClientError) -> WriteFailed:
             ". The staged rows were rolled back, after abandonAfterMs without a commit or by an"
             " operator: start the query again"
         )
+    elif isinstance(error, TransactionRefused) and error.code == "NO_QUEUE":
+        text += ", or let the broker choose queues by option usePartition=false"
     elif isinstance(error, TransactionRefused) and error.code == "INCOMPLETE":
         text += ". The broker has lost staged rows, as in a power cut: start the query again"
     if isinstance(error, TransactionError):

@@ -21,16 +21,20 @@ from crc32c import crc32c
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.names import is_valid_name
-from martlet.properties.model import KeyHash
+from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, KeyHash
+from martlet.reader.no_value import MARK, NullValues, bodies_of, marks_of, refusal
 from martlet.spark.write.property_encoding import (
     Int64s,
     as_binary,
     cuts_of,
     entries_of,
+    marked_rows,
     of_fixed,
+    priorities_of,
     sizes_of,
     tag_hashes,
 )
+from martlet.spark.write.schema import PASSED_OVER
 
 _SIZE_BYTES = 4
 _ROW_BYTES = 16
@@ -41,13 +45,20 @@ MAX_ROWS = 50_000
 MAX_PENDING_BYTES = 64 << 20
 """Pending rows of all destinations; above it the largest is sent before its block is full."""
 _ANY = -1
+_BY_PRIORITY = -2
+"""Numbers from here down stand for the queues of priorities: of 0, of 1 and so on."""
+_LOWEST = _BY_PRIORITY - MAX_PRIORITY
+MAX_TIMES = 1000
+"""Delivery times of one block. The broker takes 10,000, and as many in one transaction; small
+blocks leave less of it unused.
+"""
 _MAX_QUEUES = 1 << 16
 """More than any topic has."""
 _MS_US = 1000
 
 
 class RowDestination(NamedTuple):
-    """A topic and its queue, -1 for any."""
+    """A topic and its queue: -1 for any, or `_BY_PRIORITY` and below."""
 
     topic: str
     queue: int
@@ -103,8 +114,13 @@ class _Pending:
 
 
 class Encoder:
-    """Builds blocks of a task's rows, with delivery times rounded up to multiples of
-    `delay_step_ms`. `key_queues` returns those of a topic; it is called if rows have keys.
+    """Builds blocks of a task's rows.
+
+    Args:
+        key_queues: returns those of a topic; it is called if rows have keys.
+        delay_step_ms: delivery times are rounded up to multiples of it.
+        uses_partition: whether column `partition` chooses queues; None if it does in rows that have
+            no column of a source beside it.
     """
 
     def __init__(
@@ -115,6 +131,8 @@ class Encoder:
         block_bytes: int,
         max_message_bytes: int,
         delay_step_ms: int = 1,
+        null_values: NullValues = NullValues.ERROR,
+        uses_partition: bool | None = None,
     ) -> None:
         self._topic = topic
         self._key_queues = key_queues
@@ -122,6 +140,8 @@ class Encoder:
         self._block_bytes = block_bytes
         self._max_message_bytes = max_message_bytes
         self._delay_step_ms = delay_step_ms
+        self._null_values = null_values
+        self._uses_partition = uses_partition
         self._pending: dict[RowDestination, _Pending] = {}
         self._pending_bytes = 0
         self._are_delays = False
@@ -149,14 +169,17 @@ class Encoder:
             yield from self._all(destination)
 
     def _by_destination(self, batch: pa.RecordBatch) -> Iterator[tuple[RowDestination, Rows]]:
-        rows = Rows(self._bodies(batch), entries_of(batch), tag_hashes(batch), self._times(batch))
+        batch, bodies, marks = self._bodies(batch)
+        if not len(batch):
+            return
+        rows = Rows(bodies, entries_of(batch, marks), tag_hashes(batch), self._times(batch))
         topics, of_topic = self._topics(batch)
-        queues = self._queues(batch, topics, of_topic)
-        width = int(queues.max()) + 2
-        numbers = of_topic * width + queues + 1
+        queues = self._queues(batch, topics, of_topic) - _LOWEST
+        width = int(queues.max()) + 1
+        numbers = of_topic * width + queues
         first = int(numbers[0])
         if (numbers == first).all():
-            yield RowDestination(topics[first // width], first % width - 1), rows
+            yield RowDestination(topics[first // width], first % width + _LOWEST), rows
             return
         order = np.argsort(numbers, kind="stable")
         rows, numbers = rows.take(order), numbers[order]
@@ -164,26 +187,32 @@ class Encoder:
         for start, stop in pairwise(edges):
             number = int(numbers[start])
             yield (
-                RowDestination(topics[number // width], number % width - 1),
+                RowDestination(topics[number // width], number % width + _LOWEST),
                 rows.slice(start, stop),
             )
 
-    def _bodies(self, batch: pa.RecordBatch) -> pa.Array:
-        bodies = as_binary(batch.column("value"))
-        sizes = sizes_of(bodies)
-        empty = int((sizes == 0).sum())
-        if empty:
-            raise ValueError(
-                f"column 'value' is null or empty in {empty} of {len(batch)} rows, and a message"
-                " has at least 1 byte: leave them out, as .where(length(value) > 0) does"
-            )
-        max_length = int(sizes.max())
+    def _bodies(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array | None]:
+        """The rows to be written, their bodies, and a header of those that have no value."""
+        bodies, marks = as_binary(batch.column("value")), None
+        lacking = sizes_of(bodies) == 0
+        if lacking.any():
+            # A row of the source has the header already: it is written whatever the option says.
+            unmarked = lacking & ~marked_rows(batch, MARK)
+            if unmarked.any() and self._null_values is NullValues.ERROR:
+                raise refusal(batch, np.flatnonzero(unmarked).tolist())
+            if unmarked.any() and self._null_values is NullValues.DROP:
+                kept = ~unmarked
+                batch, bodies = batch.filter(pa.array(kept)), bodies.filter(pa.array(kept))
+                lacking, unmarked = lacking[kept], unmarked[kept]
+            marks = marks_of(bodies, unmarked)
+            bodies = bodies_of(bodies, lacking)
+        max_length = int(sizes_of(bodies).max(initial=0))
         if max_length > self._max_message_bytes:
             raise ValueError(
                 f"column 'value' has {max_length} bytes in a row, and the broker takes"
                 f" {self._max_message_bytes} in one message: raise its --max-msg-size"
             )
-        return bodies
+        return batch, bodies, marks
 
     def _topics(self, batch: pa.RecordBatch) -> tuple[list[str], Int64s]:
         """The topics, and the number of each row's topic among them."""
@@ -206,7 +235,7 @@ class Encoder:
         return topics, coded.indices.to_numpy().astype(np.int64)
 
     def _queues(self, batch: pa.RecordBatch, topics: list[str], of_topic: Int64s) -> Int64s:
-        """The queue of each row; -1 for any."""
+        """The queue of each row; -1 for any, and `_BY_PRIORITY` and below for priorities."""
         queues = np.full(len(batch), _ANY, np.int64)
         at = batch.schema.get_field_index("key")
         if at >= 0 and batch.column(at).null_count < len(batch):
@@ -214,7 +243,10 @@ class Encoder:
             if max(queues_of.queue_count for queues_of in some) > 1:
                 queues = _queues_of_keys(as_binary(batch.column(at)), some, of_topic)
         at = batch.schema.get_field_index("partition")
-        if at >= 0:
+        uses_partition = self._uses_partition
+        if uses_partition is None:
+            uses_partition = PASSED_OVER.isdisjoint(batch.schema.names)
+        if at >= 0 and uses_partition:
             column = batch.column(at)
             exact: Int64s = column.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
             if int(exact.min()) < 0 and (exact[np.asarray(column.is_valid())] < 0).any():
@@ -224,6 +256,9 @@ class Encoder:
                     f"column 'partition' has {int(exact.max())}: no topic has that many queues"
                 )
             queues = np.where(np.asarray(column.is_valid()), exact, queues)
+        priorities = priorities_of(batch)
+        if priorities is not None:
+            queues = np.where(priorities == NORMAL_PRIORITY, queues, _BY_PRIORITY - priorities)
         return queues
 
     def _queues_of(self, topic: str) -> KeyQueues:
@@ -260,7 +295,7 @@ class Encoder:
         while int(ends[-1]) - before >= self._block_bytes or len(ends) - first > MAX_ROWS:
             stop = int(np.searchsorted(ends, before + self._block_bytes, "right"))
             stop = min(max(stop, first + 1), first + MAX_ROWS)
-            yield self._block(destination, rows.slice(first, stop))
+            yield from self._blocks(destination, rows.slice(first, stop))
             first, before = stop, int(ends[stop - 1])
             if first == len(ends):
                 break
@@ -277,20 +312,29 @@ class Encoder:
         if destination in self._pending:
             self._pending_bytes -= pending.size_bytes
             del self._pending[destination]
-            yield self._block(destination, _joined(pending.rows))
+            yield from self._blocks(destination, _joined(pending.rows))
 
-    def _block(self, destination: RowDestination, rows: Rows) -> MessageBlock:
-        times: list[tuple[int, int]] = []
-        if rows.times is not None and rows.times.any():
+    def _blocks(self, destination: RowDestination, rows: Rows) -> Iterator[MessageBlock]:
+        """Yield the block of some rows; several if they have too many delivery times."""
+        edges, is_timed = [0, len(rows.bodies)], rows.times is not None and rows.times.any()
+        if rows.times is not None and is_timed:
             rows = rows.take(np.argsort(rows.times, kind="stable"))
-            assert rows.times is not None
             edges = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist(), len(rows.times)]
-            times = [(int(rows.times[start]), stop - start) for start, stop in pairwise(edges)]
-        queue = None if destination.queue < 0 else destination.queue
-        count, properties = len(rows.bodies), _properties(rows)
-        bodies = _framed(rows.bodies)
-        topic = destination.topic
-        return MessageBlock(topic, count, bodies, properties, queue, times, self._are_delays)
+        queue = destination.queue
+        for first in range(0, len(edges) - 1, MAX_TIMES):
+            of_block = edges[first : first + MAX_TIMES + 1]
+            part = rows.slice(of_block[0], of_block[-1])
+            times = pairwise(of_block) if is_timed else ()
+            yield MessageBlock(
+                destination.topic,
+                len(part.bodies),
+                _framed(part.bodies),
+                _properties(part),
+                None if queue < 0 else queue,
+                [(int(rows.times[start]), stop - start) for start, stop in times],
+                self._are_delays,
+                NORMAL_PRIORITY if queue > _BY_PRIORITY else _BY_PRIORITY - queue,
+            )
 
 
 def _joined(some: list[Rows]) -> Rows:

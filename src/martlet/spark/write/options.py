@@ -13,6 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from martlet.names import is_valid_name
 from martlet.reader.brokers.addresses import SparkTls, parse_addresses
+from martlet.reader.no_value import NullValues
 from martlet.reader.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 
 _NAMES = (
@@ -24,6 +25,8 @@ _NAMES = (
     "batchId",
     "blockBytes",
     "delayStepMs",
+    "nullValue",
+    "usePartition",
     "abandonAfterMs",
     "timeoutMs",
     "tls",
@@ -80,6 +83,9 @@ class WriteOptions:
     """The number of a batch query; None if it is never repeated."""
     block_bytes: int = 1 << 20
     delay_step_ms: int = 1
+    null_values: NullValues = NullValues.ERROR
+    uses_partition: bool | None = None
+    """Whether column `partition` chooses queues; None if the other columns decide."""
     abandon_after_ms: int = _DAY_MS
     timeout_ms: int = 60_000
     tls: SparkTls | None = None
@@ -112,6 +118,10 @@ class WriteOptions:
             batch_id=number(options, "batchId", None, 0, _MAX_NUMBER),
             block_bytes=number(options, "blockBytes", 1 << 20, 1024, 1 << 30),
             delay_step_ms=number(options, "delayStepMs", 1, 1, _DAY_MS),
+            null_values=_null_values(options),
+            uses_partition=(
+                boolean(options, "usePartition", True) if "usePartition" in options else None
+            ),
             abandon_after_ms=number(options, "abandonAfterMs", _DAY_MS, 1000, 400 * _DAY_MS),
             timeout_ms=number(options, "timeoutMs", 60_000, 1, 2**31),
             tls=_tls(options, addresses),
@@ -172,6 +182,16 @@ def _application_id(options: Mapping[str, str]) -> str | None:
             f" {_MAX_APPLICATION_ID_LENGTH} printable characters"
         )
     return application_id
+
+
+def _null_values(options: Mapping[str, str]) -> NullValues:
+    text = options.get("nullValue", NullValues.ERROR)
+    try:
+        return NullValues(text.strip().lower())
+    except ValueError:
+        raise ValueError(
+            f"option nullValue: {text!r} is not one of {', '.join(NullValues)}"
+        ) from None
 
 
 def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> SparkTls | None:

@@ -20,9 +20,11 @@ from martlet.properties.model import (
     MAX_KEY_BYTES,
     MAX_KEYS,
     MAX_NAME_BYTES,
+    NORMAL_PRIORITY,
     BadProperties,
     Field,
     Properties,
+    check_priority,
     tag_hash,
 )
 
@@ -59,9 +61,14 @@ def of_fixed(rows: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(cuts), pa.py_buffer(rows)])
 
 
-def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
-    """Encode the property entry of each row, empty for none; None if no row has any. Raises
-    BadProperties, which names the limit.
+def entries_of(batch: pa.RecordBatch, marks: pa.Array | None = None) -> pa.Array | None:
+    """Encode the property entry of each row, empty for none; None if no row has any.
+
+    Args:
+        marks: a header of each row, packed, beside those of its column; null for none.
+
+    Raises:
+        BadProperties: a row has what no message may have; the text names the limit.
     """
     columns = []
     if (tag := _column(batch, "tag")) is not None:
@@ -72,8 +79,12 @@ def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
         columns.append(_keys(keys))
     if (key := _column(batch, "key")) is not None:
         columns.append(_fields(Field.ORDER_KEY, _key("key", _present(key))))
+    if (priorities := priorities_of(batch)) is not None:
+        columns.append(_priority_fields(priorities))
     if (headers := _column(batch, "headers")) is not None:
         columns.append(_headers(headers))
+    if marks is not None:
+        columns.append(marks)
     if not columns:
         return None
     entries = pc.binary_join_element_wise(
@@ -96,6 +107,38 @@ def tag_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint32] | None:
     coded = tag.dictionary_encode()
     hashes = np.array([*(tag_hash(text) if text else 0 for text in _texts(coded)), 0], np.uint32)
     return hashes[_codes(coded)]
+
+
+def priorities_of(batch: pa.RecordBatch) -> Int64s | None:
+    """The priority of each row; None if all are normal. Raises BadProperties."""
+    column = _column(batch, "priority")
+    if column is None:
+        return None
+    priorities: Int64s = column.fill_null(NORMAL_PRIORITY).to_numpy().astype(np.int64)
+    if (priorities == NORMAL_PRIORITY).all():
+        return None
+    for limit in (priorities.min(), priorities.max()):
+        check_priority(int(limit))
+    return priorities
+
+
+def _priority_fields(priorities: Int64s) -> pa.Array:
+    fields = np.zeros(len(priorities), np.dtype([("head", _HEAD), ("digit", "u1")]))
+    fields["head"]["kind"], fields["head"]["value"] = Field.PRIORITY, 1
+    fields["digit"] = priorities + ord("0")
+    normal = pa.array(priorities == NORMAL_PRIORITY)
+    return pc.if_else(normal, pa.scalar(None, pa.binary()), of_fixed(fields))
+
+
+def marked_rows(batch: pa.RecordBatch, name: bytes) -> npt.NDArray[np.bool_]:
+    """Which rows have a header of that name."""
+    marked = np.zeros(len(batch), bool)
+    if (lists := _column(batch, "headers")) is not None:
+        lists = _as_lists(lists) if pa.types.is_map(lists.type) else lists
+        rows = np.repeat(np.arange(len(batch)), _counts(lists))
+        names = as_binary(pc.struct_field(pc.list_flatten(lists), "key"))
+        marked[rows[np.asarray(pc.equal(names, name).fill_null(False))]] = True
+    return marked
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -128,10 +171,6 @@ def _present(texts: pa.Array) -> pa.Array:
 
 
 def _key(what: str, keys: pa.Array) -> pa.Array:
-    try:
-        keys.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise BadProperties(f"a {what} that is not UTF-8: encode it, as base64(...) does") from None
     max_length = int(sizes_of(keys).max(initial=0))
     if max_length > MAX_KEY_BYTES:
         raise BadProperties(f"a {what} of {max_length} bytes, the maximum is {MAX_KEY_BYTES}")
@@ -173,6 +212,10 @@ def _keys(lists: pa.Array) -> pa.Array:
     flat = as_binary(pc.list_flatten(lists))
     if flat.null_count or (len(flat) and not int(sizes_of(flat).min())):
         raise BadProperties("keys has a key that is null or empty: filter(keys, k -> k <> '')")
+    try:
+        flat.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise BadProperties("keys has a key that is not UTF-8: base64(...) encodes it") from None
     return _cut_again(_fields(Field.KEY, _key("key in keys", flat)), counts)
 
 
@@ -190,12 +233,6 @@ def _headers(lists: pa.Array) -> pa.Array:
             f"a header's name takes {int(sizes.max()) if sizes.min() else 0} bytes, between 1 and"
             f" {MAX_NAME_BYTES} are allowed"
         )
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise BadProperties(
-            "a header's value that is not UTF-8: encode it, as base64(...) does"
-        ) from None
     if int(sizes_of(values).max(initial=0)) > _MAX_VALUE_BYTES:
         raise BadProperties(
             f"a header's value takes {int(sizes_of(values).max())} bytes, the properties of one"

@@ -62,6 +62,7 @@ COLUMNS: Mapping[str, _Column] = {
         _is_headers,
     ),
     "tag": _Column("STRING", lambda type: isinstance(type, StringType)),
+    "priority": _Column("INT or BIGINT", _is_number),
     "keys": _Column(
         "ARRAY<STRING>",
         lambda type: isinstance(type, ArrayType) and isinstance(type.elementType, StringType),
@@ -73,6 +74,7 @@ COLUMNS: Mapping[str, _Column] = {
     ),
 }
 PASSED_OVER = frozenset(field.name for field in SCHEMA) - COLUMNS.keys()
+"""Columns of sources, which say where a message was stored. So does `partition` beside them."""
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
