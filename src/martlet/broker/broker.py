@@ -178,15 +178,7 @@ class BrokerCore:
         """
         topic = self.topics.get(name)
         if topic is None:
-            if not is_valid_name(name):
-                raise NameRefused(f"topic name {name!r} is not valid")
-            max_count = self.settings.max_topics
-            if max_count and len(self.topics) >= max_count:
-                raise LimitReached(
-                    f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
-                    f" --max-topics is {max_count}; delete one that is not needed, or raise"
-                    " --max-topics"
-                )
+            self.check_new(name)
             id = self.next_id()
             index = Index(self.log.storage, id, 0)
             queue = QueueLog(self.log, id, 0, self.random.getrandbits(64), index, 0)
@@ -195,6 +187,18 @@ class BrokerCore:
             self.adopt(topic)
             self.on_topic(topic)
         return topic
+
+    def check_new(self, name: str) -> None:
+        """Check that a topic of that name may be created. Raises NameRefused and LimitReached."""
+        if not is_valid_name(name):
+            raise NameRefused(f"topic name {name!r} is not valid")
+        max_count = self.settings.max_topics
+        if max_count and len(self.topics) >= max_count:
+            raise LimitReached(
+                f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
+                f" --max-topics is {max_count}; delete one that is not needed, or raise"
+                " --max-topics"
+            )
 
     def adopt(self, topic: Topic) -> None:
         """Add a topic at one of its queues."""

@@ -221,6 +221,22 @@ def test_a_compacted_topic_of_kafka_goes_through_whole(broker: BrokerProcess) ->
         assert sorted(carried) == sorted(expected, key=lambda row: row[0])
 
 
+def test_rows_that_are_not_published_leave_no_topic(broker: BrokerProcess) -> None:
+    def topics() -> set[str]:
+        return {listed["topic"] for listed in ask(broker.http_address, "/log/topics")["topics"]}
+
+    new = options(broker, topic="brand-new")
+    writer = StreamWriter(new)
+    with pytest.raises(WriteFailed, match="max-transaction-bytes"):
+        publish(new, 0, batch("x" * 1_000_000, "y" * 1_000_000))
+    staged = task(new, "brand-new 1", BatchId("brand-new", 1), batch("a", key=pa.array(["k"])))
+    assert "brand-new" not in topics()
+    writer.abort([staged], 1)
+    assert "brand-new" not in topics()
+    publish(new, 2, batch("a", key=pa.array(["k"])))
+    assert values_of(broker.http_address, "brand-new") == ["a"]
+
+
 def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
     write_options = options(broker, topic="delayed")
     soon = (time.time_ns() + 1_500_000_000) // 1000

@@ -358,6 +358,8 @@ class Transactions:
         if sequence is not None:
             self.series.check_room(sequence.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
+        for topic in dict.fromkeys(batch.topic for batch in batches):
+            self._context.topic(topic)  # Messages that are not committed create none.
         if sum(batch.size_bytes for batch in batches) > self.limits.bundle_bytes:
             self._begin_large(transaction, batches, branches)
         position = self.messages.forward(

@@ -512,8 +512,7 @@ class PublishCommands:
         if is_all:
             return self._commit_at_once(command, arguments, transaction_id)
         branch, number = arguments.text("branch", max_value=64), arguments.number("number")
-        topic = topic_to_fill(self._broker, command.topic, arguments)
-        queue = queue_of(self._broker, topic, arguments)
+        queue = _queue_of_half_messages(self._broker, command.topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
         is_new = "begin" in arguments and transaction_id not in transactions.open
         if is_new:
@@ -525,7 +524,7 @@ class PublishCommands:
                 transaction_id,
                 branch,
                 number,
-                topic.name,
+                command.topic,
                 command.bodies,
                 command.properties,
                 queue,
@@ -612,6 +611,21 @@ def topic_to_fill(broker: BrokerCore, name: str, *targets: CallArguments) -> Top
             _, queue = _target(arguments)
             check_queue(name, queue or 0, 1)
     return broker.topic(name)
+
+
+def _queue_of_half_messages(broker: BrokerCore, name: str, arguments: CallArguments) -> int:
+    """Return the number of the target queue; -1 for any. The commit creates a topic that is new.
+
+    Raises CallError, NameRefused, NotFound, LimitReached, QueuesRefused and WritesRefused.
+    """
+    priority, queue = _target(arguments)
+    if name in broker.topics or priority != NORMAL_PRIORITY:
+        return queue_of(broker, broker.topic(name), arguments)
+    broker.check_new(name)
+    if queue is None:
+        return -1 if arguments.order_key() is None else 0
+    check_queue(name, queue, 1)
+    return queue
 
 
 def _target(arguments: CallArguments) -> tuple[int, int | None]:
