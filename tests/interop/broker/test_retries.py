@@ -19,7 +19,9 @@ from tests.interop.connections import connected
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.queue.channel_state import MovingMessages
 from martlet.cli import log
+from martlet.cli.operations.dead_letters import letter_lines
 from martlet.client import CallRefused, Consumer, Producer, Properties
+from martlet.client.admin import Admin
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
@@ -278,6 +280,28 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     _, listed = await call(broker, "dead_letters.list", **where)
     assert listed["dead_letter_topics"][0]["count"] == 0
     assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.pending
+
+
+async def test_a_dead_letter_keeps_an_order_key_and_headers_of_any_bytes(broker: Broker) -> None:
+    await configured(broker, max_attempts=1)
+    carried = Properties(headers={"a": b"\xff", "b": "text"}, order_key=b"\xfe")
+    async with subscribed(broker) as subscriber:
+        async with Producer(broker.tcp_address) as producer:
+            await producer.publish("t", b"x", headers=carried.headers, order_key=carried.order_key)
+        id, _ = await subscriber.message()
+        await subscriber.connection.call("message.later", id=id, error="no")
+    broker.server.broker.run()
+    where = {"topic": "t", "channel": "c"}
+    async with Admin(broker.http_address) as admin:
+        ((letter,),) = (await admin.dead_letters.show(**where)).values.values()
+    assert (letter.headers, letter.headers_base64) == ({"b": "text"}, {"a": "/w=="})
+    assert (letter.order_key, letter.order_key_base64) == ("", "/g==")
+    lines = letter_lines(letter, letter.at_ms)
+    assert {"  order key, base64: /g==", "  header a, base64: /w=="} < set(lines)
+    await call(broker, "dead_letters.redrive", **where, all=True)
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        properties = (await anext(consumer)).properties
+    assert (properties.headers, properties.order_key) == (carried.headers, carried.order_key)
 
 
 async def test_an_empty_id_selects_no_dead_letter_that_a_client_has_published(

@@ -11,9 +11,11 @@ from tests.spark.publish import ask, post
 
 from martlet.client.sync import Consumer, Producer
 from martlet.options.flag import OptionError
-from martlet.pipeline.dead_letters import DeadLetterJobOptions, dead_letters
-from martlet.pipeline.dead_letters.reader import kind_of
+from martlet.pipeline.dead_letters import DeadLetterJobOptions, dead_letters, reader
+from martlet.pipeline.dead_letters.reader import DeadLetterTopic, kind_of
 from martlet.pipeline.job import JobFailed
+from martlet.properties.model import Properties
+from martlet.spark.brokers.endpoint import Endpoint
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
@@ -34,6 +36,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 )
 def test_errors_that_are_alike_are_of_one_kind(error: str, kind: str) -> None:
     assert kind_of(error) == kind
+
+
+def test_a_row_has_an_order_key_and_headers_of_any_bytes() -> None:
+    carried = Properties(headers={"a": b"\xff", "b": "text"}, order_key=b"\xfe").published_json()
+    place = {"id": "d", "message_id": "m", "queue": 0, "offset": 7, "at_ms": 0, "body": "x"}
+    topic = DeadLetterTopic(Endpoint("127.0.0.1:1", 1000), "t.c.dead")
+    row = reader._row(topic, json.loads(json.dumps(place | carried)))
+    assert row["key"] == b"\xfe"
+    assert row["headers"] == [{"key": "b", "value": b"text"}, {"key": "a", "value": b"\xff"}]
 
 
 @pytest.mark.parametrize(

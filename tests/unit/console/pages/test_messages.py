@@ -224,7 +224,8 @@ async def test_a_traced_message_shows_where_it_has_been(page: Page, broker: Brok
 
 
 async def test_send_again_as_it_is_and_edited(page: Page, broker: Broker) -> None:
-    await send(broker, out(b"\xffbinary", tag="t", keys=["k"], headers={"h": "v"}), b"one\ntwo")
+    carried = {"tag": "t", "keys": ["k"], "headers": {"h": "v", "b": b"\xff"}, "order_key": b"\xfe"}
+    await send(broker, out(b"\xffbinary", **carried), b"one\ntwo")
     edited, binary = ids_of(await page.get("/messages?topic=orders"))
     preview = await ask(page, "send_again", id=binary, topic="orders", to_topic="other")
     assert button_of(preview) == "Publish it to other"
@@ -236,7 +237,14 @@ async def test_send_again_as_it_is_and_edited(page: Page, broker: Broker) -> Non
         (read,) = (await admin.messages.read("other", 0)).values.values()
         (sent,) = read.messages
         assert sent.body == b"\xffbinary"
-        assert sent.properties == {"tag": "t", "keys": ["k"], "headers": {"h": "v"}}
+        assert sent.properties == {
+            "tag": "t",
+            "keys": ["k"],
+            "headers": {"h": "v"},
+            "headers_base64": {"b": "/w=="},
+            "order_key_base64": "/g==",
+        }
+        assert "order key, base64" in await page.get("/messages?topic=other")
         html = await page.get(f"/messages/{edited}?topic=orders")
         assert '<textarea name="body" rows="8" required>\none\ntwo</textarea>' in html
         assert "Send it again, edited" not in await page.get(f"/messages/{binary}?topic=orders")
