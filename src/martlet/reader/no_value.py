@@ -6,6 +6,9 @@ and a header that says so, by which the source reads the value as it was::
     value    body     header martlet-value
     null     null     null
     empty    a space  empty
+
+A message of another body is what that says, also with the header: a query may give such a row a
+value and keep its headers.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ MARK = b"martlet-value"
 _NULL, _EMPTY = b"null", b"empty"
 _BODIES = {_NULL: b"null", _EMPTY: b" "}
 _FIELDS = {word: Properties(headers={MARK.decode(): word}).pack() for word in _BODIES}
+_PLACE = ("topic", "partition", "offset", "key")
+"""Columns by which an error names a row."""
 Bools = npt.NDArray[np.bool_]
 
 
@@ -43,18 +48,19 @@ def with_no_values(bodies: pa.Array, data: pa.Buffer, fields: EntryFields) -> pa
     Args:
         data: has the headers, and all other fields of the messages' properties.
     """
-    is_null, is_empty = np.zeros(len(bodies), bool), np.zeros(len(bodies), bool)
-    is_null[_rows_of(_NULL, data, fields)] = True
-    is_empty[_rows_of(_EMPTY, data, fields)] = True
+    is_null, is_empty = (_stand_for(word, bodies, data, fields) for word in _BODIES)
     return _replaced(bodies, is_null, None, is_empty, b"")
 
 
-def _rows_of(word: bytes, data: pa.Buffer, fields: EntryFields) -> npt.NDArray[np.int64]:
-    """The rows that have the header with this value."""
+def _stand_for(word: bytes, bodies: pa.Array, data: pa.Buffer, fields: EntryFields) -> Bools:
+    """Which messages have the header with this value, and its body."""
     header = MARK + word
     likely = (fields.ids == Field.HEADER | len(MARK) << 8) & (fields.lengths == len(word))
     at_each = np.ndarray((data.size - len(header) + 1,), f"S{len(header)}", data, 0, (1,))
-    return fields.rows[likely][at_each[fields.names[likely]] == header]
+    are_marked = np.zeros(len(bodies), bool)
+    are_marked[fields.rows[likely][at_each[fields.names[likely]] == header]] = True
+    are_marked &= np.asarray(pc.equal(bodies, pa.scalar(_BODIES[word], bodies.type)))
+    return are_marked
 
 
 def bodies_of(values: pa.Array, lacking: Bools) -> pa.Array:
@@ -87,9 +93,6 @@ def refusal(batch: pa.RecordBatch, rows: Sequence[int]) -> ValueError:
         " nullValue=tombstone keeps such rows as messages that the source reads as null or empty"
         " again, nullValue=drop leaves them out, and so does .where(length(value) > 0)"
     )
-
-
-_PLACE = ("topic", "partition", "offset", "key")
 
 
 def _replaced(

@@ -234,17 +234,18 @@ def test_all_headers_of_one_name_are_kept(tmp_path: Path) -> None:
 
 def test_a_message_that_stands_for_no_value_is_read_as_that(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "f")
-    for words in (["", "other"], ["null", "", "empty", "null"], [""]):
+    bodies, marks = {"empty": b" ", "changed": b"new"}, {"changed": "null"}
+    for words in (["", "other"], ["null", "", "empty", "changed"], [""]):
         entries = [
-            (number, Properties(headers={"a": "martlet-value", "martlet-value": word}).pack())
+            (number, Properties(headers={"a": "b", "martlet-value": marks.get(word, word)}).pack())
             for number, word in enumerate(words)
             if word
         ]
-        folder.append("t", [b"null"] * len(words), properties=entries)
+        folder.append("t", [bodies.get(w, b"null") for w in words], properties=entries)
     for names in (["value"], SCHEMA.names):
         schema = arrow_schema(StructType([SCHEMA[name] for name in names]))
         columns = Columns(schema, topic="t", queue=0, broker="b")
         batch = columns.batch(chunk(folder), 1, 7)
         assert batch is not None
         values = batch.column("value").to_pylist()
-        assert values == [b"null", None, b"null", b"", None, b"null"]
+        assert values == [b"null", None, b"null", b"", b"new", b"null"]

@@ -122,7 +122,7 @@ def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]],
     def by_place(messages: Any) -> dict[Any, list[Any]]:
         places: dict[Any, list[Any]] = {}
         for topic, queue, *rest in messages:
-            places.setdefault((topic, queue), []).append(rest)
+            places.setdefault((topic, queue, rest[1].priority), []).append(rest)
         return places
 
     # Within a block those of one time stay in order, and times rise.

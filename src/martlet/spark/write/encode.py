@@ -49,9 +49,7 @@ _BY_PRIORITY = -2
 """Numbers from here down stand for the queues of priorities: of 0, of 1 and so on."""
 _LOWEST = _BY_PRIORITY - MAX_PRIORITY
 MAX_TIMES = 1000
-"""Delivery times of one block. The broker takes 10,000, and as many in one transaction; small
-blocks leave less of it unused.
-"""
+"""Delivery times of one block; the broker takes 10,000 in a SEND."""
 _MAX_QUEUES = 1 << 16
 """More than any topic has."""
 _MS_US = 1000
