@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class NullValues(StrEnum):
-    """What the sink does with a row whose value is null or empty."""
+    """The ways of the sink to treat a row whose value is null or empty."""
 
     ERROR = "error"
     DROP = "drop"
