@@ -192,7 +192,8 @@ class Encoder:
     def _bodies(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array | None]:
         """The rows to be written, their bodies, and a header of those that have no value."""
         bodies, marks = as_binary(batch.column("value")), None
-        lacking = sizes_of(bodies) == 0
+        sizes = sizes_of(bodies)
+        lacking = sizes == 0
         if lacking.any():
             # A row of the source has the header already: it is written whatever the option says.
             unmarked = lacking & ~marked_rows(batch, MARK)
@@ -204,7 +205,8 @@ class Encoder:
                 lacking, unmarked = lacking[kept], unmarked[kept]
             marks = marks_of(bodies, unmarked)
             bodies = bodies_of(bodies, lacking)
-        max_length = int(sizes_of(bodies).max(initial=0))
+            sizes = sizes_of(bodies)
+        max_length = int(sizes.max(initial=0))
         if max_length > self._max_message_bytes:
             raise ValueError(
                 f"column 'value' has {max_length} bytes in a row, and the broker takes"
@@ -314,22 +316,25 @@ class Encoder:
 
     def _blocks(self, destination: RowDestination, rows: Rows) -> Iterator[MessageBlock]:
         """Yield the block of some rows; several if they have too many delivery times."""
-        edges, is_timed = [0, len(rows.bodies)], rows.times is not None and rows.times.any()
-        if rows.times is not None and is_timed:
-            rows = rows.take(np.argsort(rows.times, kind="stable"))
-            edges = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist(), len(rows.times)]
+        edges, at_ms = [0, len(rows.bodies)], rows.times
+        if at_ms is not None and at_ms.any():
+            order = np.argsort(at_ms, kind="stable")
+            rows, at_ms = rows.take(order), at_ms[order]
+            edges = [0, *(np.flatnonzero(np.diff(at_ms)) + 1).tolist(), len(at_ms)]
+        else:
+            at_ms = None
         queue = destination.queue
         for first in range(0, len(edges) - 1, MAX_TIMES):
             of_block = edges[first : first + MAX_TIMES + 1]
             part = rows.slice(of_block[0], of_block[-1])
-            times = pairwise(of_block) if is_timed else ()
+            times = [] if at_ms is None else [(int(at_ms[a]), b - a) for a, b in pairwise(of_block)]
             yield MessageBlock(
                 destination.topic,
                 len(part.bodies),
                 _framed(part.bodies),
                 _properties(part),
                 None if queue < 0 else queue,
-                [(int(rows.times[start]), stop - start) for start, stop in times],
+                times,
                 self._are_delays,
                 NORMAL_PRIORITY if queue > _BY_PRIORITY else _BY_PRIORITY - queue,
             )
