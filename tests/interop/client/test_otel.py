@@ -69,7 +69,7 @@ async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
     def fail(_message: Message) -> None:
         raise Reject("no such item")
 
-    headers: list[dict[str, str]] = []
+    headers: list[dict[str, str | bytes]] = []
     tracer = telemetry.tracers.get_tracer("test")
     async with (
         Broker(tmp_path) as broker,
@@ -104,7 +104,9 @@ async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
     assert attribute(published, "messaging.message.id") == attribute(failed, "messaging.message.id")
     assert attribute(redriven, "messaging.destination.name") == "orders"
     (kept,) = headers
-    assert kept.pop("traceparent").split("-")[1] == f"{request.get_span_context().trace_id:032x}"
+    assert (
+        str(kept.pop("traceparent")).split("-")[1] == f"{request.get_span_context().trace_id:032x}"
+    )
     assert kept == {"currency": "EUR", "tracestate": "vendor=7"}
 
 

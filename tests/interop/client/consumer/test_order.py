@@ -48,6 +48,7 @@ async def test_each_key_is_handled_in_order_by_many_handlers(queues: int, order:
 
         async def handle(message: Message) -> None:
             key = message.properties.order_key
+            assert isinstance(key, str)
             assert key not in at_work, "two messages of one key at once"
             at_work.add(key)
             try:
