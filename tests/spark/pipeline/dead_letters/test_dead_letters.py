@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from martlet.spark.brokers.endpoint import Endpoint
 from pyspark.sql import SparkSession
 from tests.spark.publish import ask, post
 
@@ -15,7 +16,6 @@ from martlet.pipeline.dead_letters import DeadLetterJobOptions, dead_letters, re
 from martlet.pipeline.dead_letters.reader import DeadLetterTopic, kind_of
 from martlet.pipeline.job import JobFailed
 from martlet.properties.model import Properties
-from martlet.spark.brokers.endpoint import Endpoint
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
