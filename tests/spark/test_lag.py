@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from martlet.spark.lag import LagListener, LagMetrics, lag_metrics, lags_of
-from martlet.spark.read.offsets import QueueKey
+from martlet.reader.offsets import QueueKey
 
 
 def source(end: object, latest: object) -> dict[str, str]:

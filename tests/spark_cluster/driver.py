@@ -74,13 +74,9 @@ def copy(
     reader = reader.option("startingOffsets", "earliest").option("splitBytes", 64 << 10)
     rows = reader.option("topic", topic).option("maxOffsetsPerTrigger", max_offsets).load()
     writer = rows.select("value").writeStream.format("martlet").option("addresses", address)
-    query = (
-        writer.option("topic", to_topic)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    return follow([query], _ReportingRun(spark, report), "copied")
+    writer = writer.option("topic", to_topic).option("checkpointLocation", checkpoint)
+    start = writer.trigger(availableNow=True).start
+    return follow([start], _ReportingRun(spark, report), "copied")
 
 
 def job(name: str, options_of: Callable[..., Any]) -> Callable[..., Any]:

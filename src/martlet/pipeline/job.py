@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OptionsT = TypeVar("OptionsT", bound=JobOptions)
+ResultT = TypeVar("ResultT")
 OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
 """Exit codes: done, or ended by a signal; failed; the options or their SQL are wrong, so that a
 retry is pointless; an audit has found a loss."""
 
+MAX_TRIES = 5
+_LATE_PYTHON = "Python worker failed to connect back"
 _BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _PIPED_WIDTH = 200
 """Characters of a line of a table that does not go to a terminal."""
@@ -149,6 +152,25 @@ class Run:
     def say(self, line: str) -> None:
         """Print a line on standard output."""
         print(line, flush=True)
+
+
+def is_late_python(error: Exception) -> bool:
+    """Whether Spark has given up a Python process of its own before that had done anything: it has
+    10 s to start, which is too little on a busy machine.
+    """
+    return _LATE_PYTHON in str(error)
+
+
+def retried(work: Callable[[], ResultT], run: Run) -> ResultT:
+    """Do what may be done again, up to 5 times if a Python of Spark's comes too late."""
+    for _ in range(MAX_TRIES - 1):
+        try:
+            return work()
+        except Exception as error:
+            if run.stopping.is_set() or not is_late_python(error):
+                raise
+            _log.warning("%s within 10 s, as the machine is busy; trying again", _LATE_PYTHON)
+    return work()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from martlet.spark.read.offsets import QueueKey, flatten
+from martlet.reader.offsets import QueueKey, flatten
 
 LagMetrics = dict[str, float]
 Report = Callable[[str, LagMetrics], object]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from martlet.spark.read.options import ReadOptions
+from martlet.reader.options import ReadOptions
 from pyspark.sql.types import StructType
 from tests.spark.publish import ask, post
 from tests.spark.stored import values_of

@@ -1,13 +1,16 @@
-"""A query that is started: seen to be there, and started again where Spark was too impatient."""
+"""Queries that are run: reported, and started again where Spark was too impatient."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from pyspark.errors import StreamingQueryException
 
-from martlet.pipeline.job import Run
-from martlet.pipeline.stream_monitor import start_query
+from martlet.pipeline.job import MAX_TRIES, Run, retried
+from martlet.pipeline.stream_monitor import follow
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -15,49 +18,101 @@ if TYPE_CHECKING:
 LATE = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
 
 
-class Query:
-    """One whose source comes up in steps, or fails after them."""
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.pipeline.stream_monitor._START_POLL_S", 0)
 
-    def __init__(self, *said: str, error: str = "") -> None:
-        self._said = list(said)
+
+def progress(number: int, rows: int = 10) -> dict[str, Any]:
+    position = {"b": {"t": {"0": rows * (number + 1)}}}
+    source = {"endOffset": json.dumps(position), "latestOffset": json.dumps(position)}
+    return {"batchId": number, "numInputRows": rows, "durationMs": {}, "sources": [source]}
+
+
+class Query:
+    """One that commits some micro-batches, and then ends or fails."""
+
+    id = "q"
+
+    def __init__(self, batches: Sequence[int] = (), *, error: str = "") -> None:
         self._error = error
+        self._said = ["Initializing sources"] * 2
+        self.recentProgress = [progress(number) for number in batches]
+        self.stopped = False
 
     @property
     def isActive(self) -> bool:
-        return bool(self._said) or not self._error
+        return True
 
     @property
     def status(self) -> dict[str, Any]:
-        return {"message": self._said.pop(0)}
+        return {"message": self._said.pop() if self._said else "Waiting for data"}
 
-    def exception(self) -> StreamingQueryException | None:
-        return StreamingQueryException(message=self._error) if self._error else None
+    def awaitTermination(self, _limit_s: float) -> bool:
+        assert not self._said, "its source is not there yet"
+        if self._error:
+            raise StreamingQueryException(message=self._error)
+        return True
 
-    @property
-    def is_exhausted(self) -> bool:
-        return not self._said
-
-
-def begin(*queries: Query) -> Any:
-    waiting = iter(cast("list[StreamingQuery]", list(queries)))
-    return start_query(lambda: next(waiting), Run(cast("Any", None)))
+    def stop(self) -> None:
+        self.stopped = True
 
 
-def test_a_query_is_waited_for_until_its_source_is_there() -> None:
-    query = Query("Initializing StreamExecution", "Initializing sources", "Waiting for data")
-    assert begin(query) is query
-    assert query.is_exhausted
+class Starts:
+    """Starts one query after the other."""
+
+    def __init__(self, *queries: Query | Exception) -> None:
+        self._waiting = list(queries)
+
+    def __call__(self) -> StreamingQuery:
+        query = self._waiting.pop(0)
+        if isinstance(query, Exception):
+            raise query
+        return cast("StreamingQuery", query)
+
+    def follow(self) -> int:
+        return follow([self], Run(cast("Any", None)), "read")
 
 
-def test_a_python_that_came_too_late_is_started_again() -> None:
-    failing = ["Terminated with exception"] * 2
-    late = Query("Initializing sources", *failing, error=LATE)
-    there = Query("Waiting for data")
-    assert begin(late, there) is there
+def test_a_query_whose_python_came_too_late_is_started_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late_load = RuntimeError(f"[X] {LATE}")
+    assert Starts(late_load, Query(error=LATE), Query([0, 1])).follow() == 20
+    assert capsys.readouterr().out.startswith("batch 0: 10 messages read")
+    # Also in the middle, as Spark ends a Python that was idle for a minute; each batch counts once.
+    late = [Query([number], error=LATE) for number in range(2 * MAX_TRIES)]
+    assert Starts(*late, Query([2 * MAX_TRIES])).follow() == 10 * (2 * MAX_TRIES + 1)
 
 
 def test_but_not_for_ever_and_for_no_other_reason() -> None:
-    late = [Query(error=LATE) for _ in range(5)]
-    assert begin(*late) is late[-1]
-    wrong = Query(error="no such column")
-    assert begin(wrong, Query("Waiting for data")) is wrong
+    late = Starts(*(Query([0], error=LATE) for _ in range(MAX_TRIES)), Query())
+    with pytest.raises(StreamingQueryException, match="connect back"):
+        late.follow()
+    with pytest.raises(StreamingQueryException, match="no such column"):
+        Starts(Query(error="no such column"), Query()).follow()
+
+
+def test_others_are_stopped_where_one_fails() -> None:
+    other = Query()
+    failing = Starts(Query(error="no such column"))
+    with pytest.raises(StreamingQueryException):
+        follow([failing, Starts(other)], Run(cast("Any", None)), "read")
+    assert other.stopped
+
+
+def test_work_whose_python_came_too_late_is_done_again() -> None:
+    run, failures = Run(cast("Any", None)), [RuntimeError(LATE)] * (MAX_TRIES - 1)
+
+    def work() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert retried(work, run) == "done"
+    failures += [RuntimeError(LATE)] * MAX_TRIES
+    with pytest.raises(RuntimeError, match="connect back"):
+        retried(work, run)
+    failures[:] = [RuntimeError(LATE), RuntimeError("another")]
+    with pytest.raises(RuntimeError, match="another"):
+        retried(work, run)

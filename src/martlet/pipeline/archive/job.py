@@ -14,8 +14,8 @@ from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.query import Archive, ArchiveBatch, topics_of
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.job import OK, Job, Run, require_topics, session
-from martlet.pipeline.stream_monitor import follow, start_query
+from martlet.pipeline.job import OK, Job, Run, require_topics, retried, session
+from martlet.pipeline.stream_monitor import follow
 from martlet.text import counted
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Resul
 
 def _archive(options: ArchiveOptions, run: Run) -> Result:
     if options.compact:
-        return _compact(options, run)
+        return retried(partial(_compact, options, run), run)
     totals = _RunTotals(run)
     try:
         query = Archive(options, run.spark, totals.add)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    follow([start_query(query.start, run)], run, "archived", totals.rows_of)
+    follow([query.start], run, "archived", totals.rows_of)
     if options.once and not totals.result.rows:
         run.say("nothing new to archive")
     return totals.result

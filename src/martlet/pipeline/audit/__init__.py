@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +29,7 @@ from martlet.pipeline.audit.facts import Fact, FactKind
 from martlet.pipeline.audit.options import AuditOptions
 from martlet.pipeline.audit.result import Audit, Finding, LogSummary
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
-from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
+from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, retried, session
 from martlet.reader.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.reader.brokers.brokers import NoSuchTopicError
 from martlet.reader.brokers.endpoint import CopiedFolder, Endpoint
@@ -60,11 +61,12 @@ def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
 
 
 def _audit(options: AuditOptions, run: Run, *, say: bool) -> Audit:
-    result = _audit_once(options, run, say=say)
+    once = partial(_audit_once, options, run, say=say)
+    result = retried(once, run)
     for _ in range(_MAX_ATTEMPTS - 1):
         if not result.changed:
             break
-        result = _audit_once(options, run, say=say)
+        result = retried(once, run)
     return result
 
 

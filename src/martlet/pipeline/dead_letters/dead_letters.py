@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -10,7 +11,16 @@ from rich.table import Table
 from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
 from martlet.pipeline.dead_letters.reader import dead_letter_topics, read_dead_letters
 from martlet.pipeline.dead_letters.redrive import RedriveResult, act
-from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session, with_fields
+from martlet.pipeline.job import (
+    FAILED,
+    OK,
+    Job,
+    Run,
+    query_errors_as,
+    retried,
+    session,
+    with_fields,
+)
 from martlet.text import counted, visible
 
 if TYPE_CHECKING:
@@ -48,14 +58,14 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
     # Read once, so that the same dead letters are counted and redriven.
     chosen = _select(read_dead_letters(run.spark, topics), options).persist()
     try:
-        groups = _groups(chosen, options)
+        groups = retried(partial(_groups, chosen, options), run)
         if options.out:
             chosen.write.mode("append").parquet(options.out)
         count = chosen.count()
         done = None
         if options.action != "list" and not options.dry_run:
             endpoints = {topic.endpoint.address: topic.endpoint for topic in topics}
-            done = act(chosen, options, count, endpoints)
+            done = retried(partial(act, chosen, options, count, endpoints), run)
         run.meter.batch(count, 0)
         return Grouped(count, groups, done)
     finally:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from martlet.options.flag import OptionError
-from martlet.pipeline.job import OK, Job, Run, query_errors_as, session, with_fields
+from martlet.pipeline.job import OK, Job, Run, query_errors_as, retried, session, with_fields
 from martlet.pipeline.replay.options import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayStep
 from martlet.pipeline.replay.source import (
@@ -75,13 +76,15 @@ class ReplayJob:
         with closing(self._source):
             if not self._options.dry_run:
                 return self._run_steps()
-            start, end = self._source.bounds()
+            start, end = retried(self._source.bounds, self._run)
             count = _left(start, end)
-            return Replayed(count, self._wanted(start, end).count(), count)
+            wanted_count = retried(lambda: self._wanted(start, end).count(), self._run)
+            return Replayed(count, wanted_count, count)
 
     def _run_steps(self) -> Replayed:
         ledger = Ledger(self._options.checkpoint)
-        plan = ledger.plan(_terms(self._options), self._source.bounds)
+        bounds = partial(retried, self._source.bounds, self._run)
+        plan = ledger.plan(_terms(self._options), bounds)
         last = ledger.progress()
         before = last.sent_count if last is not None else 0
         read = sent = 0
@@ -89,7 +92,7 @@ class ReplayJob:
         for step in self._steps(plan, last):
             ledger.note(replace(step, is_done=False, sent_count=before + sent))
             began_s = time.monotonic()
-            count = self._send(plan, step)
+            count = retried(partial(self._send, plan, step), self._run)
             seconds = time.monotonic() - began_s
             reached = step.end
             size, lag = _left(step.start, step.end), _left(reached, plan.end)
@@ -136,12 +139,12 @@ class ReplayJob:
         target = self._options.sink
         if self._options.to_addresses:
             target["addresses"] = ",".join(self._options.to_addresses)
-        counted = Observation()
+        observed = Observation()
         (
             messages.repartition(tasks, *_QUEUE)
             .sortWithinPartitions(*_QUEUE, "offset")
             .select(*sent_columns(messages), topic.alias("topic"))
-            .observe(counted, F.count(F.lit(1)).alias("count"))
+            .observe(observed, F.count(F.lit(1)).alias("count"))
             .write.format("martlet")
             .mode("append")
             .options(**target)
@@ -149,7 +152,7 @@ class ReplayJob:
             .option("batchId", step.number)
             .save()
         )
-        return int(counted.get["count"])
+        return int(observed.get["count"])
 
     def _wanted(self, start: Position, end: Position) -> DataFrame:
         from pyspark.sql import functions as F

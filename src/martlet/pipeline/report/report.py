@@ -27,6 +27,7 @@ from martlet.pipeline.job import (
     cause,
     query_errors_as,
     require_topics,
+    retried,
     session,
     with_fields,
 )
@@ -43,7 +44,7 @@ from martlet.pipeline.report.identity import keys_of
 from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.render import page_of, print_board
-from martlet.pipeline.stream_monitor import follow, start_query
+from martlet.pipeline.stream_monitor import Start, follow
 from martlet.text import SECOND_NS
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class LiveReport:
             else tempfile.TemporaryDirectory(prefix="martlet-report-")
         )
         with folder as checkpoint:
-            self._table().createOrReplaceTempView(TABLE)
+            retried(self._table, self._run).createOrReplaceTempView(TABLE)
             rows = {figure.name: self._plan(figure) for figure in self.description.figures}
             for figure in self.description.figures:
                 self._require_same(figure, checkpoint)
@@ -111,18 +112,18 @@ class LiveReport:
                     store = Store.at(f"{checkpoint}/{figure.name}")
                     keys = keys_of(figure, rows[figure.name])
                     self._boards[figure.name] = FigureBoard(keys, store)
-            queries: list[StreamingQuery] = []
+            starts = [
+                start
+                for figure in self.description.figures
+                for start in self._starts(figure, rows[figure.name], checkpoint)
+            ]
             try:
-                for figure in self.description.figures:
-                    queries.extend(self._start(figure, rows[figure.name], checkpoint))
-                follow(queries, self._run, "reported", names=self._names)
+                follow(starts, self._run, "reported", names=self._names)
             except StreamingQueryException as error:
-                failed = next(query for query in queries if query.exception())
-                name = self._names[failed.id].partition(",")[0]
+                text = str(error)
+                failed = next(name for query_id, name in self._names.items() if query_id in text)
+                name = failed.partition(",")[0]
                 raise JobFailed(f"figures.{name} has failed: {cause(error)}") from error
-            finally:
-                for query in queries:
-                    query.stop()
         return {name: board.rows for name, board in self._boards.items()}
 
     def _table(self) -> DataFrame:
@@ -172,12 +173,12 @@ class LiveReport:
                 " --checkpoint; either begins with what --start says"
             )
 
-    def _start(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[StreamingQuery]:
+    def _starts(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[Start]:
         options = self._options
         folder = f"{checkpoint}/{figure.name}"
         if figure.name in self._boards:
             show = partial(self._show, figure)
-            yield self._begin(figure, rows, f"{folder}/live", figure.mode, foreach=show)
+            yield partial(self._begin, figure, rows, f"{folder}/live", figure.mode, foreach=show)
         final: Mode = figure.mode if figure.sql else "append"
         if options.parquet:
             if final != "append":
@@ -185,13 +186,12 @@ class LiveReport:
                     f'figures.{figure.name}: --parquet takes only final rows: mode = "append"'
                 )
             path = f"{options.parquet.rstrip('/')}/{figure.name}"
-            yield self._begin(
-                figure, rows, f"{folder}/parquet", final, sink_format="parquet", path=path
-            )
+            into = {"sink_format": "parquet", "path": path}
+            yield partial(self._begin, figure, rows, f"{folder}/parquet", final, **into)
         if options.to_topic:
             sent = as_messages(figure, rows)
-            sink = {"topic": options.to_topic, **options.sink}
-            yield self._begin(figure, sent, f"{folder}/topic", final, sink_format="martlet", **sink)
+            into = {"sink_format": "martlet", "topic": options.to_topic, **options.sink}
+            yield partial(self._begin, figure, sent, f"{folder}/topic", final, **into)
 
     def _plan(self, figure: Figure) -> DataFrame:
         at = f"figures.{figure.name}"
@@ -222,7 +222,7 @@ class LiveReport:
         writer = writer.options(**settings)
         writer = writer.trigger(**self._options.trigger)
         with query_errors_as(f"figures.{figure.name} is invalid"):
-            query = start_query(writer.start, self._run)
+            query = writer.start()
         name, kind = checkpoint.rsplit("/", 2)[-2:]
         self._names[query.id] = f"{name}, {kind}"
         return query

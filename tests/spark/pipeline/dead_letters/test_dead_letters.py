@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from martlet.spark.brokers.endpoint import Endpoint
+from martlet.reader.brokers.endpoint import Endpoint
 from pyspark.sql import SparkSession
 from tests.spark.publish import ask, post
 
