@@ -6,8 +6,8 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
-from martlet.spark.lag import LagListener, LagMetrics, lag_metrics, lags_of
 from martlet.reader.offsets import QueueKey
+from martlet.spark.lag import LagListener, LagMetrics, lag_metrics, lags_of
 
 
 def source(end: object, latest: object) -> dict[str, str]:

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from martlet.reader.options import ReadOptions
 from pyspark.sql.types import StructType
 from tests.spark.publish import ask, post
 from tests.spark.stored import values_of
 from tests.spark.write.gate import Gate, Step
 
+from martlet.reader.options import ReadOptions
 from martlet.spark.read.batch import BatchReader
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 from martlet.testing import BrokerProcess

@@ -76,15 +76,14 @@ class ReplayJob:
         with closing(self._source):
             if not self._options.dry_run:
                 return self._run_steps()
-            start, end = retried(self._source.bounds, self._run)
+            start, end = self._bounds()
             count = _left(start, end)
             wanted_count = retried(lambda: self._wanted(start, end).count(), self._run)
             return Replayed(count, wanted_count, count)
 
     def _run_steps(self) -> Replayed:
         ledger = Ledger(self._options.checkpoint)
-        bounds = partial(retried, self._source.bounds, self._run)
-        plan = ledger.plan(_terms(self._options), bounds)
+        plan = ledger.plan(_terms(self._options), self._bounds)
         last = ledger.progress()
         before = last.sent_count if last is not None else 0
         read = sent = 0
@@ -104,6 +103,14 @@ class ReplayJob:
                 f" {size / max(seconds, 1e-9):,.0f} a second, {lag:,} to go"
             )
         return Replayed(read, sent, _left(reached, plan.end), before)
+
+    def _bounds(self) -> tuple[Position, Position]:
+        """Find the start and the end, and say what had been before it."""
+        bounds = retried(self._source.bounds, self._run)
+        if count := self._source.earlier_count:
+            messages = counted(count, "message", form=",")
+            self._run.say(f"there had been {messages} before these, {self._source.earlier_where}")
+        return bounds
 
     def _steps(self, plan: ReplayPlan, last: ReplayStep | None) -> Iterator[ReplayStep]:
         """Yield the interrupted step and the following ones, each when it is due."""

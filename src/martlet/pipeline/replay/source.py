@@ -18,7 +18,7 @@ from martlet.pipeline.archive.rows import ADDED, PRIORITY
 from martlet.pipeline.job import JobFailed, query_errors_as
 from martlet.pipeline.replay.options import ReplayJobOptions
 from martlet.reader.brokers.brokers import QueryBrokers
-from martlet.reader.offset_bound import Bound, BoundOffset, parse_bound
+from martlet.reader.offset_bound import EARLIEST, LATEST, Bound, BoundOffset, parse_bound
 from martlet.reader.offsets import QueueKey, nested
 from martlet.reader.options import ReadOptions
 from martlet.reader.resolved_bounds import resolve
@@ -35,7 +35,14 @@ _SHORTENED = re.compile(r"~[0-9a-f]{32}/")
 
 
 class TopicReplaySource:
-    """The messages of topics that the brokers still have."""
+    """The messages of topics that the brokers still have.
+
+    Attributes:
+        earlier_count: how many messages there had been before the start, which are not there any
+            more, though the start would include them.
+    """
+
+    earlier_where = "which the broker has deleted; an archive may have them (--from-archive)"
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
         self._spark = spark
@@ -43,6 +50,7 @@ class TopicReplaySource:
         bounds = {"startingOffsets": options.start, "endingOffsets": options.end}
         self._options = ReadOptions.parse({**self._source, **bounds}, "batch")
         self._brokers = QueryBrokers(self._options)
+        self.earlier_count = 0
 
     def close(self) -> None:
         """Close the connections to the brokers."""
@@ -54,6 +62,10 @@ class TopicReplaySource:
         seen = brokers.poll(patient=True)
         brokers.require_topics(seen)
         start = resolve(brokers, options.start, seen, "startingOffsets")
+        wanted = options.start.everywhere
+        if wanted is not None and wanted.end != LATEST:
+            firsts = {key: queue.start_offset for key, queue in seen.items()}
+            self.earlier_count = sum(at for key, at in firsts.items() if start[key] <= at)
         return start, resolve(brokers, options.end, seen, "endingOffsets")
 
     def between(self, start: Position, end: Position) -> DataFrame:
@@ -82,7 +94,9 @@ class TopicReplaySource:
 
 
 class ArchiveReplaySource:
-    """The messages of an archive."""
+    """The messages of an archive; with `earlier_count`, as `TopicReplaySource` has it."""
+
+    earlier_where = "which the archive does not have"
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
         from pyspark.sql import functions as F
@@ -102,6 +116,7 @@ class ArchiveReplaySource:
                 f"--from-archive={options.from_archive} is not an archive of messages: it has no"
                 f" column {', '.join(missing)}"
             )
+        self.earlier_count = 0
         topic = F.col("topic")
         if dict(rows.dtypes)["topic"] != "string":
             # Spark infers a number or a date for the folder of a topic of such a name.
@@ -120,6 +135,8 @@ class ArchiveReplaySource:
         )
         keys = [QueueKey(row["broker"], row["topic"], row["partition"]) for row in queues]
         start = {key: int(row["first"]) for key, row in zip(keys, queues, strict=True)}
+        if self._start.everywhere == BoundOffset(end=EARLIEST):
+            self.earlier_count = sum(start.values())
         return start, {key: int(row["last"]) + 1 for key, row in zip(keys, queues, strict=True)}
 
     def between(self, start: Position, end: Position) -> DataFrame:
@@ -172,7 +189,7 @@ def _since(bound: Bound, name: str) -> Column:
             f"{name}: an archive is replayed from earliest, now-1h or 2026-11-22T08:00:00Z on"
         )
     if offset.end is not None:
-        return F.lit(offset == BoundOffset(end=-2))
+        return F.lit(offset == BoundOffset(end=EARLIEST))
     time_ns = offset.time_ns
     if time_ns is None:
         assert offset.ago_ns is not None

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 
 from martlet.reader.brokers.brokers import QueryBrokers
 from martlet.reader.brokers.endpoint import BrokerNotFound, BrokerUnreachable, Endpoint, QueueRange
-from martlet.reader.offsets import QueueKey
+from martlet.reader.offsets import QueueKey, Span, unread
 from martlet.reader.options import ReadOptions
+from martlet.text import counted, readable_size
 
 _LOG = logging.getLogger(__name__)
+_ANY_BYTES = 1 << 62
 
 
 class ProgressReporter:
@@ -32,6 +34,8 @@ class ProgressReporter:
         Raises BrokerUnreachable, BrokerRefused.
         """
         options = self._options
+        if options.channel is not None or options.retain:
+            self._warn_of_backlogs(seen)
         if options.channel is not None:
             # One call for each topic makes the channel at all its queues.
             for key in {(key.broker, key.topic): key for key in seen}.values():
@@ -41,6 +45,36 @@ class ProgressReporter:
             for broker, topic, topic_id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
                 named = {"topic": topic, "topic_id": topic_id}
                 self._follow(self._brokers.endpoint(broker), named, {}, patient=True)
+
+    def _warn_of_backlogs(self, seen: Mapping[QueueKey, QueueRange]) -> None:
+        """Name the topics without a channel: the broker has kept all messages for the first one."""
+        topics: dict[tuple[str, str], list[QueueKey]] = {}
+        for key, queue in seen.items():
+            if queue.start_offset < queue.end_offset:
+                topics.setdefault((key.broker, key.topic), []).append(key)
+        for (broker, topic), keys in topics.items():
+            endpoint = self._brokers.endpoint(broker)
+            described = endpoint.call("topic.describe", {"topic": topic})
+            policies = [described["channel_policies"].get(name) for name in described["channels"]]
+            if any((policy or {}).get("retain") != "off" for policy in policies):
+                continue
+            spans = [Span(key, seen[key].start_offset, seen[key].end_offset) for key in keys]
+            size = sum(
+                endpoint.reach(seen[key].source, start, end, _ANY_BYTES)[1]
+                for key, start, end in spans
+            )
+            _LOG.warning(
+                "topic %s had no channel, so the broker has kept %s of it (%s of the log) for the"
+                " first one, which is %r now: it deletes those that are read, and at once those"
+                " before the starting offsets. To keep them, let the topic have a history (martlet"
+                " topic configure %s retention_ms=8760h, or the broker's --retention), or read it"
+                " without option channel or retain (an archive: --channel=)",
+                topic,
+                counted(unread(spans), "message", form=","),
+                readable_size(size),
+                self._options.channel or self._options.group,
+                topic,
+            )
 
     def report(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
         """Report that the query has committed all messages before a position.

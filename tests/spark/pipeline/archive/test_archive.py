@@ -206,6 +206,8 @@ def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "batch 0: 2 messages archived" in done.stdout
+    assert "topic raw had no channel, so the broker has kept 2 messages" in done.stderr
+    assert "which is 'archive' now" in done.stderr
     (hour,) = (out / "topic=raw").glob("date=20*/hour=??")
     import pyarrow.parquet as pq
 

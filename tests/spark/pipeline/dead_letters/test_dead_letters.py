@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from martlet.reader.brokers.endpoint import Endpoint
 from pyspark.sql import SparkSession
 from tests.spark.publish import ask, post
 
@@ -16,6 +15,7 @@ from martlet.pipeline.dead_letters import DeadLetterJobOptions, dead_letters, re
 from martlet.pipeline.dead_letters.reader import DeadLetterTopic, kind_of
 from martlet.pipeline.job import JobFailed
 from martlet.properties.model import Properties
+from martlet.reader.brokers.endpoint import Endpoint
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.

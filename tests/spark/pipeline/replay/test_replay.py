@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
-from tests.spark.publish import post, publish
+from tests.spark.publish import ask, post, publish, wait_for
 
 from martlet.options.flag import OptionError
 from martlet.pipeline import archive
@@ -97,6 +97,38 @@ def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
 
     with pytest.raises(JobFailed, match="another --where; give it a folder"):
         replay(options.replace(where="kind = 'even'"), spark=spark)
+
+
+def test_messages_that_are_not_there_any_more_are_counted(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--max-bytes-per-file=64KiB", "--checkpoint-interval=100ms")
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        address = broker.http_address
+        for _ in range(20):
+            publish(address, "past", [b"x" * 100] * 100)
+        out = archived(spark, broker, "past", tmp_path / "all")
+
+        def queue() -> dict[str, int]:
+            (listed,) = ask(address, "/log/topics?names=past")["topics"][0]["queues"]
+            return dict(listed)
+
+        wait_for(lambda: queue()["start_offset"] > 0)
+        publish(address, "past", [b"x"])
+        gone = queue()["start_offset"]
+        capsys.readouterr()
+        options = options_of(broker, tmp_path, "again", dry_run=True)
+        for start, is_said in (("earliest", True), ("now-1h", True), ("latest-1", False)):
+            replay(options.replace(start=start), spark=spark)
+            said = f"there had been {gone:,} messages before these, which the broker has deleted"
+            assert (said in capsys.readouterr().out) is is_said, start
+        part = archived(spark, broker, "past", tmp_path / "part", starting_offsets="latest-1")
+        capsys.readouterr()
+        for folder, is_said in ((out, False), (part, True)):
+            from_archive = options.replace(from_topics=(), from_archive=folder)
+            replay(from_archive, spark=spark)
+            text = "there had been 2,000 messages before these, which the archive does not have"
+            assert (text in capsys.readouterr().out) is is_said, folder
 
 
 @pytest.mark.usefixtures("spark")

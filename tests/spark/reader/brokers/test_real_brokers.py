@@ -291,6 +291,31 @@ def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupP
         offsets(lookup=broker.http_address, topic="known")
 
 
+@pytest.mark.parametrize("retaining", [{"channel": "c"}, {"group": "c", "retain": "true"}])
+def test_the_first_start_says_what_the_broker_deletes_from_now_on(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture, retaining: dict[str, str]
+) -> None:
+    topic = f"history-{len(retaining)}"
+    post(broker.http_address, f"/topic/create?topic={topic}&queues=2")
+    for queue in range(2):
+        publish(broker.http_address, topic, [b"x" * 1000] * 50, key_of(queue, 2))
+    query = {"addresses": broker.http_address, "topic": topic}
+
+    def warning(**options: str) -> str:
+        caplog.clear()
+        reading = stream(**query, **options)
+        reading.initialOffset()
+        reading.stop()
+        return caplog.text
+
+    assert warning() == warning(group="sees-only") == ""
+    first = warning(**retaining)
+    assert f"topic {topic} had no channel, so the broker has kept 100 messages of it (10" in first
+    assert "KiB of the log) for the first one, which is 'c' now: it deletes those that" in first
+    assert f"martlet topic configure {topic} retention_ms=" in first
+    assert warning(**retaining) == warning(channel="another") == ""
+
+
 def test_a_group_of_another_kind_is_left_alone(broker: BrokerProcess) -> None:
     publish(broker.http_address, "taken", [b"x"] * 5)
     post(broker.http_address, "/channel/create?topic=taken&channel=billing")
