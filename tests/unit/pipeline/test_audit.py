@@ -24,6 +24,7 @@ from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.audit.coverage import Extent, missing_from
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, CountLine, Finding, LogSummary, describe
+from martlet.pipeline.html_page import HtmlTable, Plot
 from martlet.reader.brokers.brokers import NoSuchTopicError
 from martlet.testing import Broker
 
@@ -96,9 +97,13 @@ def test_released_messages_are_counted_as_earlier_and_not_as_lost() -> None:
     audit = audited(core)
     published = counts_of(audit, "t")["published"]
     assert published == len(client.got)
-    assert next(iter(audit.rows()))["hour"] is None
+    first = next(iter(audit.rows()))
+    assert first["hour"] is None
     assert not audit.findings
-    assert "earlier" in audit.text()
+    earlier = f"deleted segments had {first['published']} messages, which count as 'earlier'"
+    assert first["published"] > 0
+    assert earlier in audit.text()
+    assert earlier.replace("'", "&#39;") in audit.page().html()
 
 
 def test_dead_letters_are_counted_and_are_messages_of_their_own_topic() -> None:
@@ -467,7 +472,7 @@ def test_an_unreadable_checkpoint_is_a_note_and_no_loss() -> None:
     audit = Audit([], [], [log], 0)
     assert not audit.is_lossy
     assert "/data/b: the checkpoint is damaged" in audit.text()
-    assert "goes back to" in audit.text()
+    assert "goes back to 1970-01-01 00:00:00: the broker has deleted earlier" in audit.text()
 
 
 def test_the_page_has_tables_and_plots_of_all_this() -> None:
@@ -485,6 +490,17 @@ def test_the_page_has_tables_and_plots_of_all_this() -> None:
     assert all(
         part in page for part in ("LOST: 2 messages", "from publish to finish", "By the hour")
     )
+
+
+def test_the_page_has_plots_before_tables() -> None:
+    core = Core()
+    for topic in ("t", "u"):
+        core.publish(topic, b"a")
+        core.client(topic).ready(1).finish(0)
+    kinds = [type(section) for section in audited(core).page().sections]
+    first_table = kinds.index(HtmlTable)
+    assert set(kinds[first_table:]) == {HtmlTable}
+    assert kinds.count(Plot) == 4
 
 
 def test_dead_letters_are_part_of_the_verdict() -> None:

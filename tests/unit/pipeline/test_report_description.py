@@ -13,13 +13,13 @@ import pytest
 
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.html_page import HtmlTable, Plot
-from martlet.pipeline.job import JobFailed, carry_out
+from martlet.pipeline.html_page import HtmlTable, Plot, Text
+from martlet.pipeline.job import JobFailed, Run, carry_out
 from martlet.pipeline.report import JOB, LiveReportOptions
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard
 from martlet.pipeline.report.description import BadDescription, Description, Figure, Mode, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
-from martlet.pipeline.report.render import page_of
+from martlet.pipeline.report.render import page_of, print_board
 from martlet.pipeline.report.report import LiveReport
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -172,6 +172,21 @@ def test_groups_without_a_value_have_lines_of_their_own() -> None:
     plot = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections[0]
     assert isinstance(plot, Plot)
     assert plot.series == {"null": [1.0], "''": [2.0], "NL": [3.0]}
+
+
+def test_a_window_in_which_no_value_stands_out_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    figure = parse(GOOD + "top = { customer = 2 }\nvalues = { all = 'collect_list(n)' }").figures[0]
+    window = {"window_start": START, "window_end": START + timedelta(minutes=1), "count": 900}
+    rows: list[dict[str, Any]] = [{**window, "customer_top": [], "all": [1]}]
+    sections = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections
+    texts = [section.text for section in sections if isinstance(section, Text)]
+    assert texts == ["sales: customer_top, 00:00:00 UTC: no value stands out"]
+    (table,) = [section for section in sections if isinstance(section, HtmlTable)]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["customer_top"], row["all"]) == ("no value stands out", "1")
+    assert "with their counts" in table.notes["customer_top"]
+    print_board(Run(None).console, figure, rows)  # type: ignore[arg-type]
+    assert "no value stands out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The page of an audit: the verdict, the findings, and plots of each topic by the hour."""
+"""The page of an audit: the verdict, the findings, plots of each topic by the hour, and tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
 _OUTCOMES = ("delivered", "finished", "retried", "dead", "lost")
 _NOTES = {
     "hour": "by which messages were stored, and channels counted, UTC; 'earlier' sums up what"
-    " deleted segments had",
+    " segments had that the broker has deleted",
     "published": "messages that were stored",
     "delivered": "deliveries to consumers; a message that comes again counts again",
     "finished": "messages that consumers finished",
@@ -52,13 +52,8 @@ def _sections(audit: Audit) -> Iterator[Section]:
     yield Text(audit.verdict, "bad" if audit.is_lossy else "warn" if is_doubtful else "good")
     for finding in audit.findings:
         yield Text(audit.describe(finding), "plain" if finding.kind == "doubled" else "bad")
+    yield from map(Text, audit.notes)
     totals, rows, lines = audit.totals(), audit.rows(), audit.lines
-    columns = [name for name in _COLUMNS if name != "hour"]
-    yield HtmlTable(
-        "All hours", columns, [[row[name] for name in columns] for row in totals],
-        frozenset(n for n, row in enumerate(totals) if row["lost"] or row["lost_of_topic"]),
-        _NOTES,
-    )  # fmt: skip
     sizes: dict[str, int] = {}
     for line in lines:
         sizes[line.topic] = sizes.get(line.topic, 0) + line.counts.get("published", 0)
@@ -67,6 +62,12 @@ def _sections(audit: Audit) -> Iterator[Section]:
         yield from _plots(topic, [line for line in lines if line.topic == topic])
     if len(topics) > MAX_PLOTTED_TOPICS:
         yield Text(f"{len(topics) - MAX_PLOTTED_TOPICS} smaller topics have no plots here.")
+    columns = [name for name in _COLUMNS if name != "hour"]
+    yield HtmlTable(
+        "All hours", columns, [[row[name] for name in columns] for row in totals],
+        frozenset(n for n, row in enumerate(totals) if row["lost"] or row["lost_of_topic"]),
+        _NOTES,
+    )  # fmt: skip
     hours = [[row[name] or ("earlier" if name == "hour" else row[name]) for name in _COLUMNS]
              for row in rows]  # fmt: skip
     bad = frozenset(n for n, row in enumerate(rows) if row["lost"] or row["lost_of_topic"])

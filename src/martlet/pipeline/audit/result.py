@@ -208,14 +208,23 @@ class Audit:
             f" {counted(len(self.logs), 'broker')},"
             f" {sum(log.bytes for log in self.logs) / 1e6:,.0f} MB, read in {self.took_s:.1f} s"
         )
+        return "\n".join(["", *self.notes, f"{read}: {self.verdict}"])
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes about what the logs do not have, and why."""
         notes = []
         for log in self.logs:
             if not log.is_whole:
                 since = datetime.fromtimestamp(log.since_ns // 10**9, UTC)
                 notes.append(
-                    f"the log of {log.place} goes back to {since:%Y-%m-%d %H:%M:%S}; older messages"
-                    " were deleted"
+                    f"the log of {log.place} goes back to {since:%Y-%m-%d %H:%M:%S}: the broker has"
+                    " deleted earlier segments, once no channel needed their messages"
                 )
+        earlier = [line for line in self.lines if line.hour == EARLIER and not line.channel]
+        if count := sum(line.counts.get("published", 0) for line in earlier):
+            messages = _many(count, "message", "messages")
+            notes.append(f"deleted segments had {messages}, which count as 'earlier'")
         notes += [
             f"{log.place}: {log.trouble}; what may be cut of the log's end cannot be told"
             for log in self.logs
@@ -223,9 +232,9 @@ class Audit:
         ]
         if self.changed:
             notes.append(
-                "a broker let segments go meanwhile; what is missing of them is not judged"
+                "a broker deleted segments meanwhile; what is missing of them is not judged"
             )
-        return "\n".join(["", *notes, f"{read}: {self.verdict}"])
+        return notes
 
     @property
     def verdict(self) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from martlet.pipeline import html_page
-from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
+from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section, Text
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of, percentile_name
@@ -18,6 +18,8 @@ from martlet.text import visible
 
 _CONSOLE_ROWS = 10
 _PAGE_ROWS = 50
+_NONE_STANDS_OUT = "no value stands out"
+"""In place of an empty list of the most frequent values."""
 _STATE = "state"
 """The column that tells open windows."""
 
@@ -36,7 +38,7 @@ def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
         number = isinstance(shown[-1][column], int | float)
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in shown:
-        table.add_row(*(cell(row.get(column)) for column in columns))
+        table.add_row(*(cell(_value(figure, row, column)) for column in columns))
     console.print(table)
 
 
@@ -55,7 +57,7 @@ def page_of(
         title = figure.name if is_complete else f"{figure.name}, newest first"
         if len(rows) > len(shown):
             title += f", {len(shown)} of {_many(rows)} rows"
-        cells = [[_plain(row.get(column)) for column in columns] for row in shown]
+        cells = [[_plain(_value(figure, row, column)) for column in columns] for row in shown]
         if open_from is not None:
             columns.append(_STATE)
             for row, values in zip(shown, cells, strict=True):
@@ -93,8 +95,8 @@ def _notes(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
             notes[percentile_name(of, percentile)] = text
     for of in figure.distinct:
         notes[f"{name_of(of)}_distinct"] = f"different values of {of}"
-    for of in figure.top:
-        notes[f"{name_of(of)}_top"] = f"the most frequent values of {of}, with their counts"
+    for column, of in _tops(figure).items():
+        notes[column] = f"the most frequent values of {of}, with their counts"
     notes |= figure.values
     return {name: text for name, text in notes.items() if name in columns}
 
@@ -108,9 +110,11 @@ def _plots(figure: Figure, rows: Sequence[Row], open_from: datetime | None) -> l
     first_open = None if open_from is None else starts.index(open_from)
     plots: list[Section] = []
     for name, _ in aggregates(figure):
-        if any(isinstance(row.get(name), list) for row in rows):
+        if name in _tops(figure):
             newest = [row for row in rows if row[START] == starts[-1]]
             plots += [_top(figure, name, row, groups) for row in newest[:3]]
+            continue
+        if any(isinstance(row.get(name), list) for row in rows):
             continue
         series: dict[str, dict[datetime, Any]] = {}
         for row in rows:
@@ -125,11 +129,24 @@ def _plots(figure: Figure, rows: Sequence[Row], open_from: datetime | None) -> l
     return plots
 
 
-def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Plot:
+def _tops(figure: Figure) -> dict[str, str]:
+    """Return the expression of each column with most frequent values."""
+    return {f"{name_of(of)}_top": of for of in figure.top}
+
+
+def _value(figure: Figure, row: Row, column: str) -> object:
+    is_none = row.get(column) == [] and column in _tops(figure)
+    return _NONE_STANDS_OUT if is_none else row.get(column)
+
+
+def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Section:
     entries = row.get(name) or []
     group = ", ".join(_label(row.get(column)) for column in groups)
+    title = f"{figure.name}: {name}{f' of {group}' if group else ''}, {row[START]:%H:%M:%S} UTC"
+    if not entries:
+        return Text(f"{title}: {_NONE_STANDS_OUT}")
     return Plot(
-        f"{figure.name}: {name}{f' of {group}' if group else ''}, {row[START]:%H:%M:%S} UTC",
+        title,
         [_label(entry["item"]) for entry in entries],
         {"count": [_number(entry["count"]) for entry in entries]},
         kind="bar",
