@@ -76,7 +76,7 @@ class Host:
         """Start its program."""
         self._command = command
         self._process = subprocess.Popen(
-            [*self._prefix(), *command],
+            [*self.prefix(), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -128,7 +128,8 @@ class Host:
         assert self.running.poll() is None, f"{self.name} has ended by itself"
         self.running.send_signal(number)
 
-    def _prefix(self) -> list[str]:
+    def prefix(self) -> list[str]:
+        """The beginning of a command that is to run on it."""
         return []
 
 
@@ -151,7 +152,7 @@ class Namespace(Host):
         inner = str(self._holder.pid)
         _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", inner)
         _ip("link", "set", self._link, "master", "bridge0", "up")
-        here = self._prefix()
+        here = self.prefix()
         _ip("link", "set", "lo", "up", inside=here)
         _ip("address", "add", f"{self.address}/24", "dev", "eth0", inside=here)
         _ip("link", "set", "eth0", "up", inside=here)
@@ -174,18 +175,19 @@ class Namespace(Host):
 
     def lose_outgoing(self) -> None:
         """Drop each packet of it; those to it arrive."""
-        _drop("eth0", inside=self._prefix())
+        _drop("eth0", inside=self.prefix())
 
     def keep_outgoing(self) -> None:
         """Let packets of it arrive again."""
-        _drop_no_more("eth0", inside=self._prefix())
+        _drop_no_more("eth0", inside=self.prefix())
 
     def close(self) -> None:
         """End whatever still runs, and the namespace."""
         super().close()
         self._holder.communicate()
 
-    def _prefix(self) -> list[str]:
+    def prefix(self) -> list[str]:
+        """The beginning of a command that is to run on it."""
         return ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net"]
 
 

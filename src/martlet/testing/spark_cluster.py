@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,16 +37,33 @@ class SparkCluster:
             spark = spark_session("test", master=cluster.url)
     """
 
+<<<<<<< HEAD
     def __init__(self, workers: int = 2, *, cores: int = 1, memory_mb: int = 1024) -> None:
         """Set up a cluster, which ``with`` starts; each worker has cores and MiB for executors."""
+=======
+    def __init__(
+        self,
+        workers: int = 2,
+        *,
+        cores: int = 1,
+        memory_mb: int = 1024,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """Take the settings, of a worker its cores and MiB for executors; ``with`` starts all.
+
+        Args:
+            host: the address at which the master and these workers listen.
+        """
+>>>>>>> c511e5b7 (tests: run executors on hosts without the broker's files)
         self._count = workers
+        self._host = host
         self._cores = cores
         self._memory_mb = memory_mb
         self._folder = tempfile.TemporaryDirectory(
             prefix="martlet-spark-", ignore_cleanup_errors=True
         )
         self._port, self._web_port = free_port(), free_port()
-        self.url = f"spark://127.0.0.1:{self._port}"
+        self.url = f"spark://{host}:{self._port}"
         """The ``master`` for those that use it."""
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -67,23 +85,31 @@ class SparkCluster:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def add_worker(self) -> None:
-        """Start one more worker; it is there once `alive_workers` counts it."""
+    def add_worker(self, host: str = "", inside: Sequence[str] = ()) -> None:
+        """Start one more worker; it is there once `alive_workers` counts it.
+
+        Args:
+            host: the address at which it listens, if that is another one.
+            inside: begins its command, such as one that enters a network namespace.
+        """
+        host = host or self._host
         number = len(self._workers)
         folder = Path(self._folder.name) / f"worker-{number}"
         self._workers.append(
             self._spawn(
                 f"worker-{number}",
-                *(_WORKER, self.url, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+                *(_WORKER, self.url, "--host", host, "--port", "0", "--webui-port", "0"),
                 *("--cores", str(self._cores), "--memory", f"{self._memory_mb}m"),
                 *("--work-dir", str(folder)),
+                host=host,
+                inside=inside,
             )
         )
 
     def status(self) -> dict[str, Any]:
         """Return the master's state, as on its web page. Raises OSError: it does not answer."""
         with urllib.request.urlopen(
-            f"http://127.0.0.1:{self._web_port}/json/", timeout=10
+            f"http://{self._host}:{self._web_port}/json/", timeout=10
         ) as answer:
             status: dict[str, Any] = json.load(answer)
         return status
@@ -106,8 +132,9 @@ class SparkCluster:
         prepare_environment()
         self._master = self._spawn(
             "master",
-            *(_MASTER, "--host", "127.0.0.1", "--port", str(self._port)),
+            *(_MASTER, "--host", self._host, "--port", str(self._port)),
             *("--webui-port", str(self._web_port)),
+            host=self._host,
         )
         for _ in range(self._count):
             self.add_worker()
@@ -126,7 +153,9 @@ class SparkCluster:
         except OSError:
             return False
 
-    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, name: str, *command: str, host: str, inside: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         """Start a Java of Spark's, at the head of a process group of its own."""
         import pyspark
 
@@ -134,10 +163,15 @@ class SparkCluster:
         # What Spark's start scripts would set.
         (library,) = (home / "jars").glob("scala-library-*.jar")
         scala = ".".join(library.stem.removeprefix("scala-library-").split(".")[:2])
-        environment = os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": scala}
+        environment = os.environ | {
+            "SPARK_HOME": str(home),
+            "SPARK_SCALA_VERSION": scala,
+            "SPARK_LOCAL_IP": host,
+        }
         with (Path(self._folder.name) / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 [
+                    *inside,
                     *(java_home() / "bin" / "java", "-Xmx256m", "-XX:TieredStopAtLevel=1"),
                     f"-Dlog4j2.configurationFile={logging_file().as_uri()}",
                     *("-cp", f"{home / 'jars'}/*", *command),
