@@ -1,154 +1,126 @@
-"""The archive with its processes killed by turns: every message once, and never a reader misled."""
+"""The archive with its processes killed by turns, or cancelled, wherever it writes: each message
+once, and never a reader misled.
+"""
 
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
-import psutil
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from tests.spark.publish import publish
+from deltalake import DeltaTable
+from pyarrow import fs
+from tests.spark.kills import BATCH, LONG_S, Feed, Started, finished
 
+from martlet.pipeline.archive.delta_table import delta_location
+from martlet.pipeline.archive.store import Store
 from martlet.testing import BrokerProcess
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.crash,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
 ]
-VICTIMS = ("driver", "java", "worker", "broker")
-BATCH = 500
+VICTIMS = ("driver", "java", "worker", "broker", "term", "interrupt")
+BUCKET = "bucket"
 
 
-class Feed:
-    """Publish messages until stopped.
+class Archive:
+    """An archive that is written, as its readers see it."""
 
-    Attributes:
-        count: how many were answered OK.
-    """
+    def __init__(self, location: str, kind: str) -> None:
+        self.location = location
+        self.is_delta = kind == "delta"
+        self._flags = (f"--out={location}", f"--format={kind}")
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self.count = 0
-        self._broker = broker
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def command(self, broker: BrokerProcess, *more: str) -> list[str]:
+        """The command that writes it."""
+        return [
+            *(sys.executable, "-m", "martlet", "pipeline", "archive", "--master=local[2]"),
+            *(f"--addresses={broker.http_address}", "--topic=t", *self._flags),
+            *("--interval=0s", "--compact-files=8", *more),
+        ]
 
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            bodies = [b"%d" % number for number in range(self.count, self.count + BATCH)]
-            try:
-                publish(self._broker.http_address, "t", bodies)
-            except OSError:
-                continue  # killed just now; what it stored twice has offsets of its own
-            self.count += BATCH
-
-    def __enter__(self) -> Feed:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def command(broker: BrokerProcess, out: Path, *more: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "martlet", "pipeline", "archive", "--master=local[2]"),
-        *(f"--addresses={broker.http_address}", "--topic=t", f"--out={out}"),
-        *("--interval=0s", f"--max-offsets={3 * BATCH}", "--compact-files=8", *more),
-    ]
+    def rows(self) -> pa.Table:
+        """The offsets and bodies that a reader sees now, in order; no message twice."""
+        columns = ["offset", "value"]
+        if self.is_delta:
+            uri, storage = delta_location(self.location)
+            table = DeltaTable(uri, storage_options=storage).to_pyarrow_table(columns=columns)
+        else:
+            store = Store.at(self.location)
+            files = ds.dataset(
+                store.root, filesystem=store.system, partitioning="hive", format="parquet"
+            )
+            table = files.to_table(columns=columns)
+        offsets = table["offset"].to_pylist()
+        assert len(set(offsets)) == len(offsets), "a reader sees messages twice"
+        return table.sort_by("offset")
 
 
-@contextmanager
-def running(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a folder in an object store, which outlives all that is killed."""
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    query = f"endpoint_override={host}:{port}&scheme=http&region=us-east-1"
     try:
-        yield process
+        url = f"s3://{BUCKET}?allow_bucket_creation=true&{query}"
+        fs.FileSystem.from_uri(url)[0].create_dir(BUCKET)
+        yield f"s3://{BUCKET}/out?{query}"
     finally:
-        left = []
-        with suppress(psutil.NoSuchProcess):
-            left = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        end(left)
-        process.communicate()
+        server.stop()
 
 
-def end(processes: list[psutil.Process]) -> None:
-    """Kill those of them that have not ended by themselves meanwhile."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+@pytest.fixture(params=["parquet", "delta", "parquet on s3", "delta on s3"])
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
+    kind, _, place = request.param.partition(" on ")
+    location = request.getfixturevalue("bucket") if place else str(tmp_path / "out")
+    return Archive(location, kind)
 
 
-def named(part: str, processes: list[psutil.Process]) -> list[psutil.Process]:
-    matching = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            if part in process.name():
-                matching.append(process)
-    return matching
-
-
-def kill(victim: str, process: subprocess.Popen[str], broker: BrokerProcess) -> None:
-    if victim == "broker":
-        broker.kill()
-        broker.restart()
-        return
-    children = psutil.Process(process.pid).children(recursive=True)
-    (java,) = named("java", children)
-    if victim == "driver":
-        # With its workers, as a machine that fails takes them all.
-        process.send_signal(signal.SIGKILL)
-        end(children)
-    elif victim == "java":
-        java.kill()
-    else:
-        end(named("python", java.children(recursive=True)))
-
-
-def visible(out: Path) -> list[int]:
-    table = ds.dataset(out, partitioning="hive").to_table(columns=["offset"])
-    offsets: list[int] = table["offset"].to_pylist()
-    assert len(set(offsets)) == len(offsets), "a reader sees messages twice"
-    return sorted(offsets)
-
-
-def test_each_message_is_archived_once_whichever_process_is_killed(tmp_path: Path) -> None:
+def test_each_message_is_archived_once_whatever_is_killed_or_cancelled(
+    archive: Archive, tmp_path: Path
+) -> None:
     chance = random.Random(6)
-    out = tmp_path / "out"
-    with BrokerProcess(tmp_path / "data") as broker:
-        with Feed(broker) as feed:
+    seen: set[int] = set()
+    with BrokerProcess(tmp_path / "data", start_timeout_s=LONG_S) as broker:
+        with Feed([broker.http_address], "t") as feed:
             for victim in VICTIMS:
-                with running(command(broker, out)) as process:
-                    assert process.stdout is not None
-                    for _ in range(chance.randrange(2, 6)):
-                        line = process.stdout.readline()
-                        assert "archived" in line, (victim, line, process.communicate())
-                    threading.Event().wait(chance.random())
-                    before = visible(out)
-                    kill(victim, process, broker)
+                command = archive.command(broker, f"--max-offsets={3 * BATCH}")
+                with Started(command, tmp_path) as started:
                     if victim == "broker":
-                        assert "archived" in process.stdout.readline()
-                assert set(before) <= set(visible(out))
-        done = subprocess.run(
-            command(broker, out, "--once"), capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert feed.count > 0
-    offsets = visible(out)
-    assert len(offsets) >= feed.count
-    assert offsets == list(range(len(offsets)))
-    everything = f"read_parquet('{out}/**/*.parquet', hive_partitioning = true)"
-    counted = duckdb.sql(f"SELECT count(*), count(DISTINCT value) FROM {everything}")
-    assert counted is not None
-    assert counted.fetchall() == [(len(offsets), feed.count)]
-    assert not list((out / "_martlet").glob("staged/*/*"))
+                        started.await_moment(chance)
+                        broker.kill()
+                        broker.restart()
+                        started.committed()
+                    else:
+                        started.strike(victim, chance)
+                before, seen = seen, set(archive.rows()["offset"].to_pylist())
+                assert before < seen, victim
+        for printed in ("archived", "nothing new to archive"):
+            assert printed in finished(archive.command(broker, "--once"))
+    rows = archive.rows()
+    count = len(rows)
+    assert 0 < feed.count <= count
+    assert rows["offset"].to_pylist() == list(range(count))
+    assert set(rows["value"].to_pylist()) == {b"%d" % number for number in range(feed.count)}
+    if archive.is_delta:
+        return
+    assert not Store.at(archive.location).files("_martlet/staged", recursive=True)
+    if "://" not in archive.location:
+        files = f"read_parquet('{archive.location}/**/*.parquet', hive_partitioning = true)"
+        counted = duckdb.sql(f"SELECT count(*), count(DISTINCT value) FROM {files}")
+        assert counted is not None
+        assert counted.fetchall() == [(count, feed.count)]
