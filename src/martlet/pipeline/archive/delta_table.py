@@ -159,6 +159,12 @@ def compact(location: str, target_bytes: int) -> Compacted:
     return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
 
 
+def delta_files(location: str) -> list[str]:
+    """List the files of the table's newest version. Raises TableNotFoundError."""
+    uri, storage = delta_location(location)
+    return deltalake.DeltaTable(uri, storage_options=storage).file_uris()
+
+
 def delta_location(location: str) -> tuple[str, dict[str, str]]:
     """Convert a location for deltalake: the URL, and the storage options from its query string."""
     if "://" not in location:

@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from martlet.pipeline.archive.partition import LONG
 from martlet.pipeline.archive.rows import ADDED, PRIORITY
@@ -157,10 +157,12 @@ def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
     """Read the files of an archive, with the full values of shortened partition columns."""
     from pyspark.sql import functions as F
 
-    rows = spark.read.parquet(folder)
+    files = _delta_files(folder, spark)
+    reader = spark.read.option("basePath", folder) if files else spark.read
+    rows = reader.parquet(*(files or [folder]))
     if any(_SHORTENED.search(file) for file in rows.inputFiles()):
         # Only the files in these folders have columns for the full values.
-        rows = spark.read.option("mergeSchema", True).parquet(folder)
+        rows = reader.option("mergeSchema", True).parquet(*(files or [folder]))
         for name in [name for name in rows.columns if name.startswith(LONG)]:
             short = name.removeprefix(LONG)
             rows = rows.withColumn(short, F.coalesce(name, short)).drop(name)
@@ -169,6 +171,19 @@ def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
         added = ADDED["_offset" in rows.columns]
         rows = spark.read.schema(rows.schema.add(added, "int")).parquet(folder)
     return rows
+
+
+def _delta_files(folder: str, spark: SparkSession) -> list[str]:
+    """Return the files that a Delta table has; none if it is none. In its folders are others too,
+    which were joined since, or whose batch was not committed.
+    """
+    java: Any = spark.sparkContext
+    log = java._jvm.org.apache.hadoop.fs.Path(folder, "_delta_log")
+    if not log.getFileSystem(java._jsc.hadoopConfiguration()).exists(log):
+        return []
+    from martlet.pipeline.archive.delta_table import delta_files
+
+    return delta_files(folder)
 
 
 def _within(key: QueueKey, start: int, end: int) -> Column:

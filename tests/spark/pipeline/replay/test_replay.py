@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
 
     with pytest.raises(JobFailed, match="another --where; give it a folder"):
         replay(options.replace(where="kind = 'even'"), spark=spark)
+
+
+def test_an_archive_in_delta_is_sent_once_over_its_leftovers(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for first in (0, 50):
+        publish(broker.http_address, "delta", map(body, range(first, first + 50)))
+        archived(spark, broker, "delta", out, format="delta")
+    # A batch that was cut off by a kill leaves its files, and joined ones stay for a week.
+    file = next(out.rglob("*.parquet"))
+    shutil.copy(file, file.with_name(f"again-{file.name}"))
+    archived(spark, broker, "delta", out, format="delta", compact=True)
+    options = options_of(broker, tmp_path, "once", from_topics=(), from_archive=str(out))
+    assert replay(options, spark=spark) == Replayed(100, 100, 0)
+    assert numbers_of(spark, broker, "once") == list(range(100))
 
 
 def test_messages_that_are_not_there_any_more_are_counted(
