@@ -54,6 +54,7 @@ PUBLIC = (
     "client.admin",
     "client.sync",
     "spark.java",
+    "spark.lag",
     "testing",
     "pipeline.archive",
     "pipeline.audit",

@@ -37,10 +37,6 @@ class SparkCluster:
             spark = spark_session("test", master=cluster.url)
     """
 
-<<<<<<< HEAD
-    def __init__(self, workers: int = 2, *, cores: int = 1, memory_mb: int = 1024) -> None:
-        """Set up a cluster, which ``with`` starts; each worker has cores and MiB for executors."""
-=======
     def __init__(
         self,
         workers: int = 2,
@@ -49,12 +45,11 @@ class SparkCluster:
         memory_mb: int = 1024,
         host: str = "127.0.0.1",
     ) -> None:
-        """Take the settings, of a worker its cores and MiB for executors; ``with`` starts all.
+        """Set up a cluster, which ``with`` starts; each worker has cores and MiB for executors.
 
         Args:
             host: the address at which the master and these workers listen.
         """
->>>>>>> c511e5b7 (tests: run executors on hosts without the broker's files)
         self._count = workers
         self._host = host
         self._cores = cores
