@@ -33,6 +33,7 @@ BENCHMARKS = {
     "admin-page": "bench.admin_page",
     "spark-archive": "bench.spark.archive",
     "spark-audit": "bench.spark.audit",
+    "spark-kafka": "bench.spark.kafka",
     "spark-read": "bench.spark.read",
     "spark-scale": "bench.spark.scale",
     "spark-sink": "bench.spark.sink",

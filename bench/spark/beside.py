@@ -74,19 +74,25 @@ def machine(master: str = "") -> str:
     return ", ".join(filter(None, parts))
 
 
-def compare(given: argparse.Namespace, ways: Mapping[str, Way], *beside: str) -> dict[str, float]:
-    """Take turns and print the medians, and how many times as fast each is as those of `beside`.
-
-    A round that does not count goes before the others. Returns the medians.
-    """
+def take_turns(rounds: int, ways: Mapping[str, Way]) -> Seconds:
+    """Let each do its work in some rounds, after one that does not count."""
     seconds: Seconds = {name: [] for name in ways}
-    for number in range(given.rounds + 1):
+    for number in range(rounds + 1):
         for name, way in ways.items():
             os.sync()  # What one left to be written is not the other's.
             took_s = way()
             if number:
                 seconds[name].append(took_s)
             print(f"  round {number}: {name} {took_s:.2f} s", flush=True)
+    return seconds
+
+
+def compare(given: argparse.Namespace, ways: Mapping[str, Way], *beside: str) -> dict[str, float]:
+    """Take turns and print the medians, and how many times as fast each is as those of `beside`.
+
+    Returns the medians.
+    """
+    seconds = take_turns(given.rounds, ways)
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
     print(f"\n{machine(given.master)}, {given.messages:,} messages of {given.size} bytes")
     width = max(map(len, seconds)) + 2

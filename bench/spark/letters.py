@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 TOPIC = "letters"
 BATCH = 200
@@ -15,18 +16,31 @@ BATCH = 200
 IN_FLIGHT = 8
 """MPUBs that wait for their OK."""
 OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
+Bodies = npt.NDArray[np.uint8]
+"""Bodies of one size, a row each."""
 
 
-def commands(messages: int, size: int) -> Iterator[bytes]:
-    """MPUBs of random letters, no two messages alike."""
+def bodies(messages: int, size: int) -> Iterator[Bodies]:
+    """Batches of random letters, no two messages alike."""
     random = np.random.default_rng(1)
     for first in range(0, messages, BATCH):
         count = min(BATCH, messages - first)
-        framed = np.empty((count, 4 + size), np.uint8)
-        framed[:, :4] = np.frombuffer(size.to_bytes(4, "big"), np.uint8)
-        framed[:, 4:] = random.integers(97, 123, (count, size), dtype=np.uint8)
-        body = count.to_bytes(4, "big") + framed.tobytes()
-        yield b"MPUB %s\n" % TOPIC.encode() + len(body).to_bytes(4, "big") + body
+        yield random.integers(97, 123, (count, size), dtype=np.uint8)
+
+
+def commands(messages: int, size: int) -> Iterator[bytes]:
+    """MPUBs of these."""
+    return map(command, bodies(messages, size))
+
+
+def command(batch: Bodies) -> bytes:
+    """The MPUB of a batch."""
+    count, size = batch.shape
+    framed = np.empty((count, 4 + size), np.uint8)
+    framed[:, :4] = np.frombuffer(size.to_bytes(4, "big"), np.uint8)
+    framed[:, 4:] = batch
+    body: bytes = count.to_bytes(4, "big") + framed.tobytes()
+    return b"MPUB %s\n" % TOPIC.encode() + len(body).to_bytes(4, "big") + body
 
 
 @contextmanager
@@ -43,10 +57,15 @@ def connected(address: str) -> Iterator[tuple[socket.socket, BinaryIO]]:
 
 def fill(address: str, messages: int, size: int) -> None:
     """Publish messages over one connection; each MPUB is answered OK."""
+    send(address, commands(messages, size))
+
+
+def send(address: str, some: Iterable[bytes]) -> None:
+    """Send MPUBs over one connection; each is answered OK."""
     with connected(address) as (connection, answers):
         waiting = 0
-        for command in commands(messages, size):
-            connection.sendall(command)
+        for each in some:
+            connection.sendall(each)
             waiting += 1
             if waiting >= IN_FLIGHT:
                 expect_ok(answers)
