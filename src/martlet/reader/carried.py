@@ -10,6 +10,7 @@ is then cut out of the buffer that they lie in, as bodies are (`martlet.reader.d
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,15 @@ _KINDS = {
 }
 CARRIED = frozenset(_KINDS)
 """The columns that are made here."""
+
+
+def column_of(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A column over the memory of an array of the same width.
+
+    `pa.array` and `pa.scalar` would import pandas, which takes 0.5 s in each of Spark's workers.
+    """
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 class CarriedProperties:
@@ -66,7 +76,7 @@ class CarriedProperties:
         if kind == Field.PRIORITY:
             priorities = np.full(self._count, NORMAL_PRIORITY, np.int32)
             priorities[rows] = np.frombuffer(self._data, np.uint8)[starts] - np.uint8(ord("0"))
-            return pa.array(priorities)
+            return column_of(priorities, pa.int32())
         if not len(own):
             return pa.nulls(self._count, field.type)
         if kind in (Field.ORDER_KEY, Field.TAG):

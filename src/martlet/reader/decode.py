@@ -36,7 +36,7 @@ from martlet.log.record import (
     align8,
 )
 from martlet.properties.block import Block
-from martlet.reader.carried import CARRIED, CarriedProperties
+from martlet.reader.carried import CARRIED, CarriedProperties, column_of
 from martlet.reader.no_value import MARK
 from martlet.reader.schema import MESSAGES
 
@@ -131,6 +131,16 @@ def gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[lis
         yield some
 
 
+def repeated(value: str | int, count: int) -> pa.Array:
+    """A column with one value: int32 or string."""
+    if isinstance(value, int):
+        return column_of(np.full(count, value, np.int32), pa.int32())
+    text = value.encode()
+    cuts = np.arange(count + 1, dtype=np.int32) * len(text)
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(text * count)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
+
+
 def headers_at(data: memoryview, starts: Int64s) -> npt.NDArray[Any]:
     """The headers that start at these multiples of 8."""
     words = np.frombuffer(data, "<u8", len(data) // 8)
@@ -198,7 +208,7 @@ class DecodedFrames:
         both = pa.Array.from_buffers(
             pa.binary(), 2 * count - 1, [None, pa.py_buffer(cuts), self.data.slice(base)]
         )
-        return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+        return both.take(column_of(np.arange(0, 2 * count, 2, dtype=np.int32), pa.int32()))
 
     def gather(self, at: int, dtype: str) -> npt.NDArray[Any]:
         """Gather a field that stands at a fixed distance from each frame's start."""
@@ -252,11 +262,11 @@ class DecodedFrames:
     def timestamps(self) -> pa.Array:
         """When the broker stored each message: timestamp[us, UTC]."""
         micros = self.gather(_TIMESTAMP_AT, ">i8").astype(np.int64) // 1000
-        return pa.array(micros).view(pa.timestamp("us", "UTC"))
+        return column_of(micros, pa.timestamp("us", "UTC"))
 
     def attempts(self) -> pa.Array:
         """The deliveries of each message, as its first consumer would see them: int32."""
-        return pa.array(self.gather(_ATTEMPTS_AT, ">u2").astype(np.int32))
+        return column_of(self.gather(_ATTEMPTS_AT, ">u2").astype(np.int32), pa.int32())
 
     def message_ids(self) -> pa.Array:
         """The NSQ message id of each message, 16 hexadecimal digits: string."""
@@ -270,7 +280,7 @@ class DecodedFrames:
 
 _GATHERED: Mapping[str, Callable[[DecodedFrames], pa.Array]] = {
     "value": DecodedFrames.values,
-    "offset": lambda frames: pa.array(frames.offsets),
+    "offset": lambda frames: column_of(frames.offsets, pa.int64()),
     "timestamp": DecodedFrames.timestamps,
     "attempts": DecodedFrames.attempts,
     "message_id": DecodedFrames.message_ids,
@@ -295,7 +305,7 @@ class Columns:
         self._row_filter = row_filter
         offset = pa.schema([MESSAGES.field("offset")])  # A batch of no columns has no rows.
         self._tested = row_filter.widened(offset, "messages") if row_filter else offset
-        self._values = {
+        self._values: dict[str, str | int] = {
             "topic": topic,
             "partition": queue,
             "timestampType": LOG_APPEND_TIME,
@@ -328,6 +338,6 @@ class Columns:
         cached = self._constants.get(field.name)
         if cached is None or len(cached) < count:
             rows = 1 << (count - 1).bit_length()
-            cached = pa.repeat(pa.scalar(self._values[field.name], field.type), rows)
+            cached = repeated(self._values[field.name], rows)
             self._constants[field.name] = cached
         return cached.slice(0, count)

@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
-from martlet.reader.batch_view import overview
 from martlet.reader.brokers.endpoint import (
     BrokerNotFound,
     Endpoint,
@@ -112,6 +111,9 @@ class _Reading:
 
     def overview(self, files: SegmentFiles | None) -> Iterator[pa.RecordBatch]:
         """The rows of the view of batches."""
+        # Import late: it needs much of the broker, and few queries need it.
+        from martlet.reader.batch_view import overview
+
         row_filter = self.row_filter
         if row_filter is None:
             yield from overview(self.split, self.schema, self.endpoint, files)

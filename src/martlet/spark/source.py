@@ -1,6 +1,9 @@
 """The data source: ``spark.read.format("martlet")`` and ``spark.readStream.format("martlet")``.
 
 Spark finds it by itself wherever the package is installed, through the module `pyspark_martlet`.
+
+Spark uses it in several processes, of which each imports this module: to look up sources and to
+create one, to plan reads and writes, in tasks and to commit. So a method imports what it needs.
 """
 
 from __future__ import annotations
@@ -14,11 +17,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet.reader.options import ReadOptions, view_of
-from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.schema import arrow_schema, schema_of
-from martlet.spark.read.stream import FailingStreamReader, StreamReader
-
 
 class MartletDataSource(DataSource):
     """Topics of Martlet brokers as a table. `martlet.reader.options` has the options."""
@@ -30,10 +28,17 @@ class MartletDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; see `martlet.reader.schema`."""
+        from martlet.reader.options import view_of
+        from martlet.spark.read.schema import schema_of
+
         return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader for a batch query on the wanted columns."""
+        from martlet.reader.options import ReadOptions
+        from martlet.spark.read.batch import BatchReader
+        from martlet.spark.read.schema import arrow_schema
+
         options = ReadOptions.parse(self.options, "batch")
         columns = arrow_schema(schema, options.view)
         if not options.takes_filters:
@@ -56,6 +61,10 @@ class MartletDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader for a stream of the wanted columns."""
+        from martlet.reader.options import ReadOptions
+        from martlet.spark.read.schema import arrow_schema
+        from martlet.spark.read.stream import FailingStreamReader, StreamReader
+
         try:
             options = ReadOptions.parse(self.options, "stream")
             return StreamReader(options, arrow_schema(schema, options.view))

@@ -23,14 +23,15 @@ It may import the rest of the client. Start reading with `martlet.client.sync.ba
 all of it uses, then `martlet.client.sync.producer`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from martlet.client.sync.consumer import Batch, Consumer
-from martlet.client.sync.group import BroadcastConsumer, PullConsumer, PulledBatch
-from martlet.client.sync.producer import Producer, Transaction
-
+# Each is imported with its first use: a producer needs no consumer.
 if TYPE_CHECKING:
     from martlet.client.sync.admin import Admin
+    from martlet.client.sync.consumer import Batch, Consumer
+    from martlet.client.sync.group import BroadcastConsumer, PullConsumer, PulledBatch
+    from martlet.client.sync.producer import Producer, Transaction
 
 __all__ = [
     "Admin",
@@ -42,12 +43,22 @@ __all__ = [
     "PulledBatch",
     "Transaction",
 ]
+_MODULES = {
+    "Admin": "admin",
+    "Batch": "consumer",
+    "BroadcastConsumer": "group",
+    "Consumer": "consumer",
+    "Producer": "producer",
+    "PullConsumer": "group",
+    "PulledBatch": "group",
+    "Transaction": "producer",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Admin` with its first use: producers and consumers do not need it."""
-    if name != "Admin":
+    """Import a class."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from martlet.client.sync.admin import Admin
-
-    return Admin
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -21,8 +21,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from martlet.client import ClientError, Producer, TransactionError, TransactionUnclear
-from martlet.client.errors import ConnectFailed, ConnectRefused, TransactionRefused
+from martlet.client.errors import (
+    ClientError,
+    ConnectFailed,
+    ConnectRefused,
+    TransactionError,
+    TransactionRefused,
+    TransactionUnclear,
+)
+from martlet.client.producer.producer import Producer
 from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.tls import Tls
