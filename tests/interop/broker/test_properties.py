@@ -72,7 +72,7 @@ async def test_an_order_key_and_headers_of_any_bytes_come_as_they_were_sent(
         async with producer.transaction() as transaction:
             await transaction.publish("t", b"in a transaction", **carried)
         stored.append(await producer.send("t", b"again", **carried))
-    message = {"headers": {"region": "eu"}, "headers_base64": {"trace": "/wA="}}
+    message: dict[str, Any] = {"headers": {"region": "eu"}, "headers_base64": {"trace": "/wA="}}
     message |= {"body": "by HTTP", "order_key_base64": "AP4="}
     names = {
         "X-Martlet-Header": "region=eu",

@@ -133,7 +133,7 @@ def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]],
         assert by_place(messages) == by_place(expected)
 
 
-def values(*bodies: bytes, **more: Any) -> pa.RecordBatch:
+def values(*bodies: bytes | None, **more: Any) -> pa.RecordBatch:
     columns = {"value": pa.array(bodies, pa.binary())}
     return pa.RecordBatch.from_pydict(columns | more)
 

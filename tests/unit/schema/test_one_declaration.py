@@ -191,4 +191,4 @@ def test_a_flag_of_a_form_that_says_no_is_not_set(text: str) -> None:
 def test_the_reference_has_it() -> None:
     page = described(PAINTED)
     assert "| `color` | a text of at most 1024 characters |  | only those of this color |" in page
-    assert "`body_base64`, `color`), `next`" in page
+    assert "`headers_base64`, `color`), `next`" in page

@@ -156,6 +156,7 @@ ReplaySource = TopicReplaySource | ArchiveReplaySource
 def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
     """Read the files of an archive, with the full values of shortened partition columns."""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import IntegerType
 
     files = _delta_files(folder, spark)
     reader = spark.read.option("basePath", folder) if files else spark.read
@@ -169,7 +170,7 @@ def _read_archive(folder: str, spark: SparkSession) -> DataFrame:
     elif not set(ADDED) & set(rows.columns):
         # Spark takes the columns of one file, which may be of an earlier version than others.
         added = ADDED["_offset" in rows.columns]
-        rows = spark.read.schema(rows.schema.add(added, "int")).parquet(folder)
+        rows = spark.read.schema(rows.schema.add(added, IntegerType())).parquet(folder)
     return rows
 
 
