@@ -14,7 +14,6 @@ value and keep its headers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -32,14 +31,6 @@ _FIELDS = {word: Properties(headers={MARK.decode(): word}).pack() for word in _B
 _PLACE = ("topic", "partition", "offset", "key")
 """Columns by which an error names a row."""
 Bools = npt.NDArray[np.bool_]
-
-
-class NullValues(StrEnum):
-    """The ways of the sink to treat a row whose value is null or empty."""
-
-    ERROR = "error"
-    DROP = "drop"
-    TOMBSTONE = "tombstone"
 
 
 def with_no_values(bodies: pa.Array, data: pa.Buffer, fields: EntryFields) -> pa.Array:

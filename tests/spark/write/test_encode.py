@@ -15,9 +15,9 @@ from martlet.client.transactions.bulk import MessageBlock
 from martlet.properties.block import entries_of
 from martlet.properties.model import BadProperties, KeyHash, Properties, text_or_bytes
 from martlet.protocol.nsq.bulk import split_bodies
-from martlet.reader.no_value import NullValues
 from martlet.spark.write import encode
 from martlet.spark.write.encode import Encoder, KeyQueues
+from martlet.spark.write.options import NullValues
 
 pytestmark = pytest.mark.spark
 

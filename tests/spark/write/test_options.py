@@ -19,9 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from martlet.reader.no_value import NullValues
 from martlet.spark.read.schema import SCHEMA
-from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.options import NullValues, WriteOptions
 from martlet.spark.write.schema import check_columns
 
 pytestmark = pytest.mark.spark

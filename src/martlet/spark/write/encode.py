@@ -22,7 +22,8 @@ from crc32c import crc32c
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.names import is_valid_name
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, KeyHash
-from martlet.reader.no_value import MARK, NullValues, bodies_of, marks_of, refusal
+from martlet.reader.no_value import MARK, bodies_of, marks_of, refusal
+from martlet.spark.write.options import NullValues
 from martlet.spark.write.property_encoding import (
     Int64s,
     as_binary,

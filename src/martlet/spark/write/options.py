@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from martlet.names import is_valid_name
 from martlet.reader.brokers.addresses import SparkTls, parse_addresses
-from martlet.reader.no_value import NullValues
 from martlet.reader.option_values import TLS_NAMES, boolean, number, spelled_options, tls
 
 _NAMES = (
@@ -50,6 +50,14 @@ class BatchId(NamedTuple):
     name: str
     """The option applicationId, or the query's id."""
     number: int
+
+
+class NullValues(StrEnum):
+    """The ways of the sink to treat a row whose value is null or empty."""
+
+    ERROR = "error"
+    DROP = "drop"
+    TOMBSTONE = "tombstone"
 
 
 @dataclass(frozen=True)
