@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
         # It plans a write.
         (
             "import martlet.spark.write.sink",
-            {"pandas", "asyncio", "pyarrow", "martlet.client.producer", "martlet.broker"},
+            {"pandas", "asyncio", "martlet.client.producer", "martlet.broker"},
         ),
         # It writes in a task, and commits.
         (

@@ -20,7 +20,7 @@ from tests.spark_cluster.test_cluster import numbers_in
 
 from martlet.http_requests import TOKEN_VARIABLE
 from martlet.testing import BrokerProcess
-from martlet.testing.spark_cluster import SparkCluster
+from martlet.testing.spark_cluster import START_S, SparkCluster
 
 HERE = "10.77.0.254"
 COUNT = 20_000
@@ -51,11 +51,14 @@ def main() -> None:
                 assert isinstance(host, Namespace)
                 hide = ("unshare", "--mount", "sh", "-c", _HIDDEN, str(data))
                 cluster.add_worker(host.address, (*host.prefix(), *hide))
-            until(lambda: cluster.alive_workers == 2, "workers", 120)
             driver = Driver(cluster.url, log)
             try:
                 assert driver.result() == "ready"
+                until(lambda: cluster.alive_workers == 2, "workers", 3 * START_S)
                 work(driver, cluster, broker, folder)
+            except BaseException as error:
+                error.add_note(cluster.logs())
+                raise
             finally:
                 driver.close()
     finally:

@@ -42,6 +42,7 @@ retry is pointless; an audit has found a loss."""
 
 MAX_TRIES = 5
 _LATE_PYTHON = "Python worker failed to connect back"
+TRYING_AGAIN = f"{_LATE_PYTHON} within 10 s, as the machine is busy; trying again"
 _BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _PIPED_WIDTH = 200
 """Characters of a line of a table that does not go to a terminal."""
@@ -169,7 +170,7 @@ def retried(work: Callable[[], ResultT], run: Run) -> ResultT:
         except Exception as error:
             if run.stopping.is_set() or not is_late_python(error):
                 raise
-            _log.warning("%s within 10 s, as the machine is busy; trying again", _LATE_PYTHON)
+            _log.warning(TRYING_AGAIN)
     return work()
 
 

@@ -4,11 +4,12 @@ again whose Python came too late for Spark.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.pipeline.job import MAX_TRIES, is_late_python, retried
+from martlet.pipeline.job import MAX_TRIES, TRYING_AGAIN, is_late_python, retried
 from martlet.spark.lag import lags_of
 from martlet.text import counted
 
@@ -22,6 +23,7 @@ _POLL_S = 1
 _START_POLL_S = 0.1
 _INITIALIZING = "Initializing"
 """Begins Spark's status of a query that has no source yet."""
+_log = logging.getLogger(__name__)
 Start = Callable[[], "StreamingQuery"]
 
 
@@ -80,6 +82,7 @@ def follow(
                 is_last = failures[start] == MAX_TRIES or run.stopping.is_set()
                 if is_last or not is_late_python(error):
                     raise error
+                _log.warning(TRYING_AGAIN)
                 waited = _started(start, run)
             if error is not None or not has_ended:
                 running.append((start, waited))

@@ -137,9 +137,9 @@ class SparkCluster:
         while not self._is_complete():
             for process in [self._master, *self._workers]:
                 if process.poll() is not None:
-                    raise RuntimeError(f"a process of the cluster has ended: {self._logs()}")
+                    raise RuntimeError(f"a process of the cluster has ended: {self.logs()}")
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"no cluster after {START_S:.0f} s: {self._logs()}")
+                raise RuntimeError(f"no cluster after {START_S:.0f} s: {self.logs()}")
             time.sleep(_POLL_S)
 
     def _is_complete(self) -> bool:
@@ -179,7 +179,8 @@ class SparkCluster:
                 start_new_session=True,
             )
 
-    def _logs(self) -> str:
+    def logs(self) -> str:
+        """Return the ends of the logs of master and workers."""
         return "\n".join(
             f"{path.name}: {path.read_text(errors='replace')[-2000:]}"
             for path in sorted(Path(self._folder.name).glob("*.log"))

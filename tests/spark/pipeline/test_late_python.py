@@ -13,12 +13,11 @@ from tests.spark.publish import publish
 from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-# Tasks' workers come from a daemon, which Spark awaits for as long as it takes.
+# The process that plans a stream; most others come from a daemon, which Spark awaits longer.
 LATE_ONCE = """\
 #!/bin/sh
 case "$*" in
-    *pyspark.daemon*) ;;
-    *) mkdir "{marker}" 2>/dev/null && sleep 15 ;;
+    *python_streaming_source_runner*) mkdir "{marker}" 2>/dev/null && sleep 15 ;;
 esac
 exec "{python}" "$@"
 """

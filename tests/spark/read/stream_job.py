@@ -89,12 +89,12 @@ class _Sums(StatefulProcessor):
 
 
 def pandas(rows: DataFrame) -> DataFrame:
-    summed = _keyed(rows).applyInPandasWithState(_summed_up, _OUTPUT, _SUMS, "update", "NoTimeout")
+    summed = _keyed(rows).applyInPandasWithState(_summed_up, _OUTPUT, _SUMS, "append", "NoTimeout")
     return summed.select(F.to_json(F.struct("*")).alias("value"))
 
 
 def state(rows: DataFrame) -> DataFrame:
-    summed = _keyed(rows).transformWithState(_Sums(), _OUTPUT, "Update", "None")
+    summed = _keyed(rows).transformWithState(_Sums(), _OUTPUT, "Append", "None")
     return summed.select(F.to_json(F.struct("*")).alias("value"))
 
 
@@ -120,7 +120,6 @@ def main() -> None:
         results: DataFrame = globals()[name](rows)
         query = (
             results.writeStream.format("martlet")
-            .outputMode("append" if name in ("copied", "windows") else "update")
             .options(addresses=addresses, topic=name, timeoutMs=120_000)
             .option("checkpointLocation", str(Path(folder) / name))
             .trigger(**({"availableNow": True} if once else {"processingTime": "0 seconds"}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from martlet.pipeline.job import MAX_TRIES, Run, retried
+from martlet.pipeline.job import MAX_TRIES, TRYING_AGAIN, Run, retried
 from martlet.pipeline.stream_monitor import follow
 
 if TYPE_CHECKING:
@@ -75,11 +75,12 @@ class Starts:
 
 
 def test_a_query_whose_python_came_too_late_is_started_again(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     late_load = RuntimeError(f"[X] {LATE}")
     assert Starts(late_load, Query(error=LATE), Query([0, 1])).follow() == 20
     assert capsys.readouterr().out.startswith("batch 0: 10 messages read")
+    assert [record.getMessage() for record in caplog.records] == [TRYING_AGAIN] * 2
     # Also in the middle, as Spark ends a Python that was idle for a minute; each batch counts once.
     late = [Query([number], error=LATE) for number in range(2 * MAX_TRIES)]
     assert Starts(*late, Query([2 * MAX_TRIES])).follow() == 10 * (2 * MAX_TRIES + 1)
