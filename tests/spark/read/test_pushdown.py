@@ -173,6 +173,8 @@ def test_duckdb_has_the_rows_that_spark_has(spark: SparkSession, server: LogServ
         f"coalesce(CAST({names.get(name, chr(34) + name + chr(34))} AS VARCHAR), '-')"
         for name in columns
     )
-    of_duckdb = duckdb.sql(f"SELECT md5(concat({quoted})) FROM scan").fetchall()
+    relation = duckdb.sql(f"SELECT md5(concat({quoted})) FROM scan")
+    assert relation is not None
+    of_duckdb = relation.fetchall()
     assert len(of_duckdb) == 1000
     assert sorted(of_spark) == sorted(digest for (digest,) in of_duckdb)

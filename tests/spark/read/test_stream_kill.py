@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from tests.spark.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.kills import LONG_S, Feed, Started, finished
 from tests.spark.publish import post
 from tests.spark.read.stream_job import NAMES, OFFSETS_A_WINDOW, TOPIC
+from tests.spark.reader.brokers.test_failover import Loop, loop, started, stopped
 from tests.spark.stored import rows_at
 
 from martlet.testing import BrokerProcess

@@ -17,12 +17,17 @@ from tests.spark.folder import Folder
 from tests.spark.log_server import LogServer, serving
 
 from martlet import arrow
-from martlet.arrow import topic_scan
 from martlet.properties.model import Properties
+from martlet.reader.batch_plan import batch_tasks
 from martlet.reader.data_loss import DataLossError
 from martlet.reader.filters import RowFilter
 from martlet.reader.options import ReadOptions
 from martlet.reader.split import Task
+
+
+def rows_of(relation: duckdb.DuckDBPyRelation | None) -> list[Any]:
+    assert relation is not None
+    return relation.fetchall()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def orders(server: LogServer) -> arrow.TopicScan:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The filter of each plan, and the messages of its splits."""
     seen: list[tuple[str, int]] = []
-    plan = topic_scan.batch_tasks
+    plan = batch_tasks
 
     def noted(options: ReadOptions, row_filter: RowFilter | None) -> list[Task]:
         tasks = plan(options, row_filter)
@@ -54,7 +59,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((str(row_filter and row_filter.expression), count))
         return tasks
 
-    monkeypatch.setattr(topic_scan, "batch_tasks", noted)
+    monkeypatch.setattr("martlet.arrow.topic_scan.batch_tasks", noted)
     return seen
 
 
@@ -62,13 +67,13 @@ def test_duckdb_reads_a_topic_and_pushes_down(
     orders: arrow.TopicScan, plans: list[tuple[str, int]]
 ) -> None:
     query = "SELECT count(*), sum(CAST(decode(value) AS INT)), min(tag) FROM orders"
-    assert duckdb.sql(query).fetchall() == [(1000, 499500, "new")]
+    assert rows_of(duckdb.sql(query)) == [(1000, 499500, "new")]
     where = " WHERE \"offset\" >= 900 AND tag = 'new'"
-    assert duckdb.sql(query + where).fetchall() == [(10, 9450, "new")]
+    assert rows_of(duckdb.sql(query + where)) == [(10, 9450, "new")]
     assert [count for _, count in plans] == [1000, 100]
     assert "offset >= 900" in plans[1][0]
     recent = "SELECT count(*) FROM orders WHERE timestamp > now() - INTERVAL 1 HOUR"
-    assert duckdb.sql(recent).fetchall() == [(0,)]
+    assert rows_of(duckdb.sql(recent)) == [(0,)]
     assert plans[2][1] == 0
 
 
@@ -105,7 +110,7 @@ def test_a_scan_reads_anew_and_travels(server: LogServer, orders: arrow.TopicSca
     with pytest.raises(NotImplementedError, match="no files and fragments"):
         list(orders.get_fragments())
     with pytest.raises(ValueError, match="a list of names"):
-        orders.scanner({"twice": pa.compute.field("offset") * 2})
+        orders.scanner({"twice": pa.compute.field("offset") * 2})  # type: ignore[arg-type]
 
 
 def test_start_and_end_are_those_of_the_source(server: LogServer) -> None:

@@ -72,10 +72,11 @@ def expression_of(given: Filter, view: str) -> pc.Expression | None:
         condition = expression_of(given.child, view)
         if condition is None:
             return None
-        # For Arrow a null is outside of a list, and for SQL neither inside nor outside.
-        is_in = isinstance(given.child, In)
-        return pc.field(*given.child.attribute).is_valid() & ~condition if is_in else ~condition
-    path = getattr(given, "attribute", ())
+        if isinstance(given.child, In):
+            # For Arrow a null is outside of a list, and for SQL neither inside nor outside.
+            return pc.field(*given.child.attribute).is_valid() & ~condition
+        return ~condition
+    path: tuple[str, ...] = getattr(given, "attribute", ())
     columns = all_columns(view)
     if len(path) != 1 or path[0] not in columns.names:
         return None
@@ -90,7 +91,7 @@ def expression_of(given: Filter, view: str) -> pc.Expression | None:
 
 def _compared(given: Filter, column: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
     value = getattr(given, "value", None)
-    if type(given) in _TEXT_TESTS:
+    if type(given) in _TEXT_TESTS and isinstance(value, str):
         return _TEXT_TESTS[type(given)](column, value)
     if isinstance(given, In):
         # x NOT IN (1, NULL) holds for nothing.
