@@ -101,6 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/log/batches": self._batches,
             "/log/reach": self._reach,
             "/call/group.follow": self._follow,
+            "/call/topic.describe": self._describe,
             "/channel/advance": self._advance,
         }[url.path](query)
 
@@ -216,6 +217,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.channels[key] = offset
         self.server.retains[key] = request["retain"]
         self._answer(200, {})
+
+    def _describe(self, query: dict[str, str]) -> None:
+        topic = json.loads(self.body)["topic"]
+        channels = [name for of, name in self.server.channels if of == topic]
+        self._answer(200, {"channels": channels, "channel_policies": {}})
 
     def _advance(self, query: dict[str, str]) -> None:
         self.server.channels[query["topic"], query["channel"]] = int(query["offset"])
