@@ -50,7 +50,7 @@ BUDGETS = {
         "interop": 24243,
         "property": 9618,
         "simulation": 1931,
-        "spark": 8180,
+        "spark": 8186,
         "spark_cluster": 474,
         "unit": 46442,
     },
