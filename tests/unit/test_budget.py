@@ -47,7 +47,7 @@ BUDGETS = {
         "data": 393,
         "docs": 729,
         "fuzz": 64,
-        "interop": 24243,
+        "interop": 24244,
         "property": 9618,
         "simulation": 1931,
         "spark": 8186,

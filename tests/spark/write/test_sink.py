@@ -124,7 +124,7 @@ def test_a_task_that_fails_leaves_nothing(spark: SparkSession, broker: BrokerPro
     rows = spark.range(100, numPartitions=4).select(
         F.expr("if(id = 99, null, string(id))").alias("value")
     )
-    with pytest.raises(PySparkException, match="'value' is null or empty in 1 of 25 rows"):
+    with pytest.raises(PySparkException, match="column 'value' is null in row 24 of a batch"):
         write(rows, broker, topic="failing")
     assert values_of(broker.http_address, "failing") == []
     assert open_count(broker) == 0

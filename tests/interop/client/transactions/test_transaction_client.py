@@ -210,6 +210,7 @@ def holding_back(broker: Broker) -> None:
 async def test_a_large_transaction_is_seen_at_once(broker: Broker) -> None:
     holding_back(broker)
     async with Producer(broker.tcp_address) as producer:
+        await producer.publish("orders", b"-1 before it")
         transaction = producer.transaction()
         for number in range(40):
             await transaction.publish("orders", b"%d " % number + b"x" * 500)
