@@ -42,6 +42,22 @@ def column_of(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+def pieces_of(
+    data: pa.Buffer, starts: Int64s, stops: Int64s, numbers: Int64s | None = None
+) -> pa.Array:
+    """Cut rising pieces out of a buffer: all, or those of some numbers, which are null below 0."""
+    # They and the gaps between them are one array over its memory, of which every second is taken.
+    base, count = int(starts[0]), len(starts)
+    cuts = np.empty(2 * count, np.int32)
+    cuts[0::2] = starts - base
+    cuts[1::2] = stops - base
+    buffers = [None, pa.py_buffer(cuts), data.slice(base)]
+    both = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    if numbers is not None:
+        return both.take(pa.array(2 * numbers, mask=numbers < 0))
+    return both.take(column_of(np.arange(0, 2 * count, 2, dtype=np.int32), pa.int32()))
+
+
 class CarriedProperties:
     """The properties of `count` messages.
 
@@ -82,33 +98,20 @@ class CarriedProperties:
         if kind in (Field.ORDER_KEY, Field.TAG):
             numbers = np.full(self._count, -1, np.int64)
             numbers[rows] = np.arange(len(rows))
-            return self._cut(starts, lengths, numbers).view(field.type)
+            return pieces_of(self._data, starts, starts + lengths, numbers).view(field.type)
         counts = np.bincount(rows, minlength=self._count)
         cuts = np.zeros(self._count + 1, np.int32)
         np.cumsum(counts, out=cuts[1:])
         item = field.type.value_type
         if kind == Field.HEADER:
             name_lengths = (fields.ids[own] >> 8).astype(np.int64)
-            names = self._cut(starts, name_lengths).view(pa.string())
-            values = self._cut(starts + name_lengths, lengths)
+            names = pieces_of(self._data, starts, starts + name_lengths).view(pa.string())
+            values = pieces_of(self._data, starts + name_lengths, starts + name_lengths + lengths)
             items = pa.StructArray.from_arrays([names, values], fields=list(item))
         else:
-            items = self._cut(starts, lengths).view(item)
+            items = pieces_of(self._data, starts, starts + lengths).view(item)
         return pa.ListArray.from_arrays(cuts, items, type=field.type, mask=pa.array(counts == 0))
 
     def unmarked(self, bodies: pa.Array) -> pa.Array:
         """Bodies, with null or empty bytes in place of those that stand for them."""
         return with_no_values(bodies, self._data, self._fields)
-
-    def _cut(self, starts: Int64s, lengths: Int64s, numbers: Int64s | None = None) -> pa.Array:
-        """Cut values out of the data: all, or those of some numbers, which are null below 0."""
-        base = int(starts[0])
-        cuts = np.empty(2 * len(starts), np.int32)
-        cuts[0::2] = starts - base
-        cuts[1::2] = starts + lengths - base
-        both = pa.Array.from_buffers(
-            pa.binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), self._data.slice(base)]
-        )
-        if numbers is None:
-            numbers = np.arange(len(starts))
-        return both.take(pa.array(2 * numbers, mask=numbers < 0))

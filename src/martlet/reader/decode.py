@@ -36,7 +36,7 @@ from martlet.log.record import (
     align8,
 )
 from martlet.properties.block import Block
-from martlet.reader.carried import CARRIED, CarriedProperties, column_of
+from martlet.reader.carried import CARRIED, CarriedProperties, column_of, pieces_of
 from martlet.reader.no_value import MARK
 from martlet.reader.schema import MESSAGES
 
@@ -200,15 +200,7 @@ class DecodedFrames:
 
     def bodies(self) -> pa.Array:
         """The bodies as a binary array."""
-        count = len(self)
-        base = int(self.starts[0])
-        cuts = np.empty(2 * count, np.int32)
-        cuts[0::2] = self.starts + (FRAME_HEADER_BYTES - base)
-        cuts[1::2] = self.ends - base
-        both = pa.Array.from_buffers(
-            pa.binary(), 2 * count - 1, [None, pa.py_buffer(cuts), self.data.slice(base)]
-        )
-        return both.take(column_of(np.arange(0, 2 * count, 2, dtype=np.int32), pa.int32()))
+        return pieces_of(self.data, self.starts + FRAME_HEADER_BYTES, self.ends)
 
     def gather(self, at: int, dtype: str) -> npt.NDArray[Any]:
         """Gather a field that stands at a fixed distance from each frame's start."""
@@ -220,12 +212,17 @@ class DecodedFrames:
 
     def values(self) -> pa.Array:
         """The bodies, with null or empty bytes for those that stand for them: binary."""
-        # Most messages have no properties, or none with the mark, which costs less to tell.
-        if not any(MARK in bytes(self.data[at:end]) for at, end in self._blocks().values()):
+        frames = self if self._all is None else self._all
+        if not frames._is_marked:
             return self.bodies()
-        if self._all is not None:
-            return self._all.values().take(pa.array(self._rows))
+        if frames is not self:
+            return frames.values().take(pa.array(self._rows))
         return self.carried.unmarked(self.bodies())
+
+    @cached_property
+    def _is_marked(self) -> bool:
+        """Whether a body may stand for a value; most messages have no properties, or no mark."""
+        return any(MARK in bytes(self.data[at:end]) for at, end in self._blocks().values())
 
     def _blocks(self) -> dict[int, tuple[int, int]]:
         """Where the block of properties of each record that has one begins and ends."""

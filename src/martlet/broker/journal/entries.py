@@ -400,7 +400,7 @@ class SetAsideEntry:
 class CommittingEntry:
     """A large transaction is committed: the batches of the same bundle are some of its messages.
 
-    A restart goes on with the commit, whatever has become of this bundle's neighbours.
+    A restart goes on with the commit, also where a power cut has lost other bundles of it.
     """
 
     op: ClassVar = "committing"

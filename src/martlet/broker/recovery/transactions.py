@@ -27,6 +27,7 @@ from martlet.broker.journal.entries import (
     HalfBatch,
     HalfBatchEntry,
     PreparedEntry,
+    PublishedRange,
     RolledBackEntry,
     SetAsideEntry,
     TransactionEntry,
@@ -107,7 +108,9 @@ class TransactionJournal:
                     self._reached(digest_of(name), LastCommit(number, at_ns, position))
             case CommittingEntry(id):
                 if (transaction := self._open.get(id)) is not None:
-                    transaction.publish(entry, position)
+                    bundle = PublishedRange(entry.first_offset, entry.end_offset, position)
+                    transaction.publish(entry.branches, bundle)
+                    transaction.held_from.update(entry.held_from)
                     self._committing[id] = transaction
             case SetAsideEntry(id):
                 self._set_aside(id)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError, WritesRefused
-from martlet.broker.journal.entries import CommittingEntry, HalfBatch, HeldQueues, TopicRecord
+from martlet.broker.journal.entries import CommittingEntry, HalfBatch, PublishedRange
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.half_messages import HalfMessageStore, TransactionContext
@@ -77,7 +77,7 @@ class LargeCommit:
         assert self._context.log.durable_position >= self.transaction.position
         self._messages.check(self.transaction, batches)
         self._remaining.extend(batches)
-        self._publish(branches)
+        self._publish(self._next_bundle(), branches)
         self._alarm.at(self._context.clock())
 
     def resume(self) -> None:
@@ -93,19 +93,15 @@ class LargeCommit:
             own.sequence is not None and sequence is not None and own.sequence.name == sequence.name
         )
 
-    def _publish(self, branches: Mapping[str, int]) -> None:
+    def _publish(self, batches: Sequence[HalfBatch], branches: Mapping[str, int]) -> None:
         """Publish the next messages."""
-        batches = self._next_bundle()
-        id, first, last = self.transaction.id, batches[0].first_offset, batches[-1].first_offset
-        entries: list[CommittingEntry] = []
-
-        def entry(held: HeldQueues, topics: tuple[TopicRecord, ...]) -> CommittingEntry:
-            # A head of a segment may be written before the bundle, and lists what was held before.
-            entries.append(CommittingEntry(id, branches, first, last + 1, held, topics))
-            return entries[-1]
-
-        position = self._messages.forward_held(self.transaction, batches, entry)
-        self.transaction.publish(entries[-1], position)
+        own, first, end = self.transaction, batches[0].first_offset, batches[-1].first_offset + 1
+        position = self._messages.forward_held(
+            own,
+            batches,
+            lambda held, topics: CommittingEntry(own.id, branches, first, end, held, topics),
+        )
+        own.publish(branches, PublishedRange(first, end, position))
         for _ in batches:
             self._remaining.popleft()
 
@@ -123,14 +119,15 @@ class LargeCommit:
         """Take the next step. Returns the time of the one after it."""
         own, log = self.transaction, self._context.log
         try:
-            if len(self._next_bundle()) < len(self._remaining):
+            batches = self._next_bundle()
+            if len(batches) < len(self._remaining):
                 assert own.chosen is not None
-                self._publish(own.chosen)
+                self._publish(batches, own.chosen)
             elif log.durable_position < max((p.position for p in own.published), default=0):
                 self._on_unflushed()
                 return now_ns + _FLUSH_CHECK_NS
             else:
-                self._end(own, list(self._remaining))
+                self._end(own, batches)
                 return None
         except (BrokerError, WritesRefused) as error:
             self.trouble = str(error)

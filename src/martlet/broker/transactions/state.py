@@ -56,7 +56,6 @@ from typing import NamedTuple
 
 from martlet.broker.errors import BrokerError, LimitReached, NotFound
 from martlet.broker.journal.entries import (
-    CommittingEntry,
     HalfBatch,
     HalfBatchEntry,
     PublishedRange,
@@ -316,12 +315,11 @@ class OpenTransaction:
         self.size_bytes += batch.size_bytes
         self.batch_count += batch.weight
 
-    def publish(self, entry: CommittingEntry, position: int) -> None:
-        """Note that a bundle of its commit was stored, up to a position."""
+    def publish(self, branches: Mapping[str, int], bundle: PublishedRange) -> None:
+        """Note that a bundle of its commit, of these branches, was stored."""
         self.state = TransactionState.COMMITTING
-        self.chosen = entry.branches
-        self.held_from.update(entry.held_from)
-        self.published.append(PublishedRange(entry.first_offset, entry.end_offset, position))
+        self.chosen = branches
+        self.published.append(bundle)
 
     def unpublished(self) -> list[HalfBatch]:
         """Return the batches of a commit under way that are still to be published, in order."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -76,7 +76,7 @@ _MAX_BRANCHES = 10_000
 _MAX_CHECKS = 100
 _MAX_WAIT_MS = 60_000
 _MAX_COMMIT_WAIT_S = 5.0
-"""The time after which a client that waits for a large commit is told that it goes on."""
+"""How long a call waits for the end of a large commit before it answers TRY_AGAIN."""
 _MAX_ANSWER_BYTES = 8 << 20
 
 
@@ -147,19 +147,7 @@ class TransactionCalls:
                     text = f"{error}; ask again"
                     raise CallError("TRY_AGAIN", text, state=error.state) from None
                 else:
-                    await self._large_committed(deadline_s)
-
-    async def _large_committed(self, deadline_s: float) -> None:
-        """Wait for the end of a large commit, or until a time."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committing[future] = None
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await future
-        except TimeoutError:
-            pass
-        finally:
-            self._committing.pop(future, None)
+                    await _wait_among(self._committing, deadline_s - loop.time())
 
     def rollback(self, caller: Caller, request: EndTransaction) -> TransactionOutcome:
         """Roll a transaction back."""
@@ -199,16 +187,10 @@ class TransactionCalls:
             await self._wait(group, left_s)
 
     async def _wait(self, group: str, max_s: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(group, {})
-        waiting[future] = None
         try:
-            async with asyncio.timeout(max_s):
-                await future
-        except TimeoutError:
-            pass
+            await _wait_among(waiting, max_s)
         finally:
-            waiting.pop(future, None)
             if not waiting and self._waiting.get(group) is waiting:
                 del self._waiting[group]
 
@@ -282,6 +264,18 @@ class TransactionCalls:
                     body_base64=b64encode(body[:max_bytes]).decode(),
                     **properties.published_json(),
                 )
+
+
+async def _wait_among(waiting: dict[asyncio.Future[None], None], max_s: float) -> None:
+    """Wait to be woken with all that wait there, or for a time."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting[future] = None
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max_s):
+                await future
+    finally:
+        waiting.pop(future, None)
 
 
 def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
